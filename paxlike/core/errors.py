@@ -1,0 +1,114 @@
+"""The failures that a caller may want to tell apart, one class each.
+
+A message says what failed with its values, what was expected, and what to type
+next. `exit_status` is what the program ends with when nobody catches one.
+"""
+
+from collections.abc import Sequence
+
+EXIT_DONE = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_PREEMPTED = 75
+
+
+class PaxlikeError(Exception):
+  """Anything that paxlike raises on purpose."""
+
+  exit_status: int = EXIT_FAILED
+
+
+class UsageError(PaxlikeError):
+  """The user asked for something that cannot be; one line, no traceback."""
+
+  exit_status = EXIT_USAGE
+
+
+class ConfigError(UsageError):
+  """A config value is nonsense by itself or beside another one."""
+
+
+class OverrideError(UsageError):
+  """A `--set PATH=VALUE` names nothing, or its value has the wrong type."""
+
+
+class UnknownExperimentError(UsageError):
+  """No registered experiment has that name, or more than one has."""
+
+
+class DuplicateExperimentError(UsageError):
+  """Two classes registered under one name."""
+
+
+class InputError(PaxlikeError):
+  """An input could not give the batch that it was asked for."""
+
+
+class InputMismatchError(UsageError):
+  """The data of this run are not those that the checkpoint was trained on."""
+
+
+class CheckpointError(PaxlikeError):
+  """Something about a checkpoint; the subclasses say what."""
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+  """There is no complete checkpoint where one was asked for."""
+
+  exit_status = EXIT_USAGE
+
+
+class CheckpointDamagedError(CheckpointError):
+  """Bytes on disk are not those that were written."""
+
+
+class RestoreMismatchError(CheckpointError):
+  """A checkpoint does not fit the state that it is restored into."""
+
+  exit_status = EXIT_USAGE
+
+
+class SaveError(CheckpointError):
+  """A checkpoint could not be written; the ones before it are untouched."""
+
+
+class NonFiniteLossError(PaxlikeError):
+  """The loss became NaN or infinite."""
+
+
+class PreemptedError(PaxlikeError):
+  """The run was asked to stop and did, after a safe checkpoint."""
+
+  exit_status = EXIT_PREEMPTED
+
+
+class SyncError(PaxlikeError):
+  """Processes of one job could not agree or meet."""
+
+
+class BarrierTimeoutError(SyncError):
+  """Some process did not come to a barrier in time.
+
+  Attributes:
+    name: Which barrier.
+    missing: Indices of the processes that had not arrived.
+  """
+
+  def __init__(
+    self, message: str, *, name: str = '', missing: Sequence[int] = ()
+  ):
+    super().__init__(message)
+    self.name = name
+    self.missing = tuple(missing)
+
+
+class DivergenceError(SyncError):
+  """Processes of one job were started with different configs or code."""
+
+
+class PeerFailedError(SyncError):
+  """Another process of the job failed; the message names it and its error."""
+
+
+class StuckError(SyncError):
+  """No step was done for too long; the watchdog ended the run."""

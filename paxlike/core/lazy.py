@@ -1,0 +1,35 @@
+"""Doors that open on first use, so that naming a room does not load it."""
+
+from collections.abc import Callable, Mapping
+import importlib
+from typing import Any
+
+
+def attach(
+  package: str, where: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+  """Makes a package's attributes load their modules when first asked for.
+
+  Used in a room's `__init__.py`:
+
+      __getattr__, __dir__, __all__ = lazy.attach(
+        __name__, {'Stream': '_stream'}
+      )
+
+  Args:
+    package: The package's `__name__`.
+    where: Public name to the submodule that defines it; a name that maps to
+      itself is the submodule.
+
+  Returns:
+    `__getattr__`, `__dir__` and `__all__` for the package.
+  """
+  names = sorted(where)
+
+  def getattribute(name: str) -> Any:
+    if name not in where:
+      raise AttributeError(f'module {package!r} has no attribute {name!r}')
+    module = importlib.import_module(f'{package}.{where[name]}')
+    return module if where[name] == name else getattr(module, name)
+
+  return getattribute, lambda: names, names

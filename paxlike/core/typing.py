@@ -1,0 +1,14 @@
+"""Names for the shapes of data that cross room borders."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+PyTree = Any
+# One global or process-local batch: field name to an array of [batch, ...].
+Batch = Mapping[str, jax.Array]
+HostBatch = dict[str, np.ndarray]
+# The shapes and dtypes of a batch, without its values.
+BatchSpec = Mapping[str, jax.ShapeDtypeStruct]
