@@ -1,7 +1,7 @@
 """Doors that open on first use, so that naming a room does not load it."""
 
-from collections.abc import Callable, Mapping
 import importlib
+from collections.abc import Callable, Mapping
 from typing import Any
 
 

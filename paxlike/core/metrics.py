@@ -4,13 +4,13 @@ A metric is a mean with its weight; combining two is a sum over sums, never a
 mean of means (3.0 where the token mean is 4.6).
 """
 
-from collections.abc import Iterable, Mapping
 import dataclasses
+from collections.abc import Iterable, Mapping
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
 import numpy as np
+from jaxtyping import Array, Float
 
 
 @jax.tree_util.register_dataclass
