@@ -1,1 +1,28 @@
-"""TODO."""
+"""Models as flax nnx layers, and how the functional trainer calls them.
+
+The door: a model is named by a template, `fdl.Partial(models.TransformerLm,
+vocab_size=256, ...)`; `functional(template)` turns it into pure functions over
+dicts of arrays. Nothing here knows losses, optimizers or meshes.
+"""
+
+from typing import TYPE_CHECKING
+
+from paxlike.core import lazy
+
+if TYPE_CHECKING:
+  from paxlike.models._functional import Functional as Functional
+  from paxlike.models._functional import MdlVars as MdlVars
+  from paxlike.models._functional import functional as functional
+  from paxlike.models._layer import Layer as Layer
+  from paxlike.models._transformer import TransformerLm as TransformerLm
+
+__getattr__, __dir__, __all__ = lazy.attach(
+  __name__,
+  {
+    'Functional': '_functional',
+    'Layer': '_layer',
+    'MdlVars': '_functional',
+    'TransformerLm': '_transformer',
+    'functional': '_functional',
+  },
+)
