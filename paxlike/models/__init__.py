@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from paxlike.core import lazy
 
 if TYPE_CHECKING:
+  from paxlike.models._classifiers import CnnClassifier as CnnClassifier
+  from paxlike.models._classifiers import MlpClassifier as MlpClassifier
   from paxlike.models._functional import Functional as Functional
   from paxlike.models._functional import MdlVars as MdlVars
   from paxlike.models._functional import functional as functional
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy.attach(
   __name__,
   {
+    'CnnClassifier': '_classifiers',
+    'MlpClassifier': '_classifiers',
     'Functional': '_functional',
     'Layer': '_layer',
     'MdlVars': '_functional',

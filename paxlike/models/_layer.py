@@ -18,6 +18,7 @@ from paxlike.core import errors
 
 # Names of the dimensions of parameters; None is a dimension never sharded.
 LogicalAxes = tuple[str | None, ...]
+COMPUTE_DTYPES = ('float32', 'bfloat16')
 
 
 class Layer(nnx.Module):

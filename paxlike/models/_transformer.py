@@ -414,7 +414,7 @@ def _check(config: BlockConfig, *, window: int | None, remat: str) -> None:
   _layer.require_choice(owner, _norms.NORMS, norm=config.norm)
   _layer.require_choice(owner, ('none', *_REMAT_POLICIES), remat=remat)
   _layer.require_choice(
-    owner, ('float32', 'bfloat16'), compute_dtype=config.compute_dtype
+    owner, _layer.COMPUTE_DTYPES, compute_dtype=config.compute_dtype
   )
   if config.num_heads % config.num_kv_heads:
     raise errors.ConfigError(
