@@ -1,0 +1,54 @@
+"""One decode pass: every example's outputs, on the process that writes them."""
+
+import functools
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from paxlike import inputs, parallel, tasks
+from paxlike.core import typing as ptyping
+from paxlike.programs import _eval, steps
+
+
+class DecodeProgram:
+  """Decodes inputs with a task's variables; compiled once a batch shape."""
+
+  def __init__(self, task: tasks.Task, partitioner: parallel.Partitioner):
+    self._partitioner = partitioner
+    self._key = jax.random.key(task.train.random_seed, impl='threefry2x32')
+    self._step = jax.jit(
+      functools.partial(steps.decode_step, task),
+      out_shardings=partitioner.replicated,
+    )
+
+  def run(
+    self,
+    mdl_vars: ptyping.PyTree,
+    source: inputs.Input,
+    *,
+    position: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+  ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+    """Decodes one pass.
+
+    Args:
+      mdl_vars: The variables; not given up.
+      source: The input to decode.
+      position: The first batch to decode.
+      process_index: Which process this is.
+      process_count: How many share the work of writing.
+
+    Yields:
+      For each batch its position and this process's rows of the outputs, on
+      the host, padding rows left out, in the order of the input.
+    """
+    with _eval.batches(source, self._partitioner, position) as stream:
+      for batch in stream:
+        outputs = self._step(mdl_vars, batch, self._key)
+        rows = jax.device_get(outputs)
+        real = np.flatnonzero(rows['example_weights'] != 0)
+        mine = np.array_split(real, process_count)[process_index]
+        yield position, {name: v[mine] for name, v in rows.items()}
+        position += 1

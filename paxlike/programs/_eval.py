@@ -1,0 +1,114 @@
+"""One evaluation: every example of an input once, as sums over sums."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from paxlike import inputs, parallel, tasks
+from paxlike.core import metrics
+from paxlike.core import typing as ptyping
+from paxlike.programs import steps
+
+_MAX_IN_FLIGHT = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalResult:
+  """What an evaluation found.
+
+  Attributes:
+    metrics: Means over all that was counted, `loss` among them, with what the
+      task derives from them.
+    num_examples: How many examples were counted.
+  """
+
+  metrics: Mapping[str, metrics.WeightedScalar]
+  num_examples: int
+
+  def scalars(self) -> dict[str, float]:
+    """The metrics and the count as plain numbers."""
+    values = {name: float(m.value) for name, m in self.metrics.items()}
+    return {**values, 'num_examples': self.num_examples}
+
+
+class EvalProgram:
+  """Evaluates a task's variables on inputs; compiled once a batch shape."""
+
+  def __init__(self, task: tasks.Task, partitioner: parallel.Partitioner):
+    self._task = task
+    self._partitioner = partitioner
+    self._step = jax.jit(
+      functools.partial(steps.eval_step, task),
+      out_shardings=partitioner.replicated,
+    )
+
+  def run(self, mdl_vars: ptyping.PyTree, source: inputs.Input) -> EvalResult:
+    """Evaluates one pass, from the input's first batch on.
+
+    Args:
+      mdl_vars: The variables; not given up.
+      source: A finite input, or one with `eval_loop_num_batches`.
+
+    Returns:
+      The same numbers however often and wherever it is called.
+    """
+    totals = _Totals()
+    in_flight: collections.deque[steps.EvalOutput] = collections.deque()
+    with batches(source, self._partitioner) as stream:
+      for batch in stream:
+        in_flight.append(self._step(mdl_vars, batch))
+        if len(in_flight) > _MAX_IN_FLIGHT:
+          totals.add(in_flight.popleft())
+    for output in in_flight:
+      totals.add(output)
+    return totals.result(self._task)
+
+  def run_batch(
+    self, mdl_vars: ptyping.PyTree, batch: ptyping.Batch
+  ) -> EvalResult:
+    """Evaluates one global batch that the caller has at hand."""
+    totals = _Totals()
+    totals.add(self._step(mdl_vars, batch))
+    return totals.result(self._task)
+
+
+def batches(
+  source: inputs.Input, partitioner: parallel.Partitioner, position: int = 0
+) -> inputs.Stream:
+  """The batches of one pass from `position`, already on the devices."""
+  return inputs.Stream(
+    source,
+    rows=partitioner.local_rows(source.batch_size),
+    position=position,
+    put=lambda batch: partitioner.put_batch(batch, source.batch_size),
+  )
+
+
+class _Totals:
+  """Sums over the batches of one evaluation."""
+
+  def __init__(self) -> None:
+    self._metrics = metrics.Accumulator()
+    self._statistics: dict[str, np.ndarray] = {}
+    self._num_examples = 0
+
+  def add(self, output: steps.EvalOutput) -> None:
+    output = jax.device_get(output)
+    self._metrics.add(output.metrics)
+    self._num_examples += int(output.num_examples)
+    for name, value in output.statistics.items():
+      # Widened, so that counts over many batches cannot wrap or round.
+      wide = np.asarray(value).astype(
+        np.int64 if np.issubdtype(value.dtype, np.integer) else np.float64
+      )
+      self._statistics[name] = self._statistics.get(name, 0) + wide
+
+  def result(self, task: tasks.Task) -> EvalResult:
+    found = self._metrics.result()
+    if found:
+      found |= task.derive(found, self._statistics)
+    return EvalResult(metrics=found, num_examples=self._num_examples)

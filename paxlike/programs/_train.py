@@ -1,0 +1,78 @@
+"""The train step on a mesh: compiled once, its state donated."""
+
+import collections
+import functools
+
+import jax
+
+from paxlike import parallel, tasks
+from paxlike.core import typing as ptyping
+from paxlike.programs import steps
+
+
+class TrainProgram:
+  """Runs updates, never more than a few ahead of the device.
+
+  Attributes:
+    abstract_state: Shapes, dtypes and shardings of the state.
+  """
+
+  def __init__(self, task: tasks.Task, partitioner: parallel.Partitioner):
+    self._task = task
+    self._partitioner = partitioner
+    self._in_flight: collections.deque[jax.Array] = collections.deque()
+    self.abstract_state = _abstract_state(task, partitioner)
+    shardings = jax.tree.map(lambda a: a.sharding, self.abstract_state)
+    self._init = jax.jit(task.init_state, out_shardings=shardings)
+    self._step = jax.jit(
+      functools.partial(steps.train_step, task),
+      in_shardings=(shardings, partitioner.batch_sharding),
+      out_shardings=(shardings, partitioner.replicated),
+      donate_argnums=0,
+    )
+    self._norms = jax.jit(
+      steps.parameter_norms, out_shardings=partitioner.replicated
+    )
+
+  def init_state(self) -> tasks.TrainState:
+    """A fresh state, each array made where it lives."""
+    seed = self._task.train.random_seed
+    return self._init(jax.random.key(seed, impl='threefry2x32'))
+
+  def run(
+    self, state: tasks.TrainState, batch: ptyping.Batch
+  ) -> tuple[tasks.TrainState, steps.TrainOutput]:
+    """Starts one update; waits only if too many are under way.
+
+    Args:
+      state: The state before; its arrays are given up.
+      batch: The global batch.
+
+    Returns:
+      The state after, and what to report, both perhaps not computed yet.
+    """
+    state, out = self._step(state, batch)
+    self._in_flight.append(out.step)
+    if len(self._in_flight) > self._task.train.max_inflight_steps:
+      self._in_flight.popleft().block_until_ready()
+    return state, out
+
+  def norms(self, state: tasks.TrainState) -> dict[str, jax.Array]:
+    """The norm of every parameter."""
+    return self._norms(state.mdl_vars['params'])
+
+
+def _abstract_state(
+  task: tasks.Task, partitioner: parallel.Partitioner
+) -> tasks.TrainState:
+  """The state's shapes and where they live; touches no device."""
+  key = jax.eval_shape(lambda: jax.random.key(0, impl='threefry2x32'))
+  shapes = jax.eval_shape(task.init_state, key)
+  shardings = partitioner.shardings(shapes, task.state_axes(shapes))
+  return jax.tree.map(
+    lambda shape, sharding: jax.ShapeDtypeStruct(
+      shape.shape, shape.dtype, sharding=sharding
+    ),
+    shapes,
+    shardings,
+  )

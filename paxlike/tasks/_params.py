@@ -1,0 +1,86 @@
+"""The numbers of a training run that belong to no model and no input."""
+
+import dataclasses
+import datetime
+from typing import Literal
+
+from paxlike.core import errors
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainParams:
+  """When to do what, in train steps unless a name says otherwise.
+
+  Attributes:
+    num_train_steps: Updates in the whole run.
+    save_interval_steps: Updates from one checkpoint to the next; the last
+      step is always saved.
+    save_max_to_keep: Newest checkpoints to keep; None keeps all.
+    save_keep_interval_duration: Besides those, keep one for good whenever so
+      much time has passed; None keeps none.
+    summary_interval_steps: Updates between two lines of training metrics.
+    norm_summary_interval_steps: Updates between two summaries of the norms of
+      every parameter; None writes none. A multiple of summary_interval_steps.
+    eval_interval_steps: Updates between two evaluations inside training.
+    decode_interval_steps: Updates between two decodes inside training; None
+      decodes only in the decode job.
+    max_inflight_steps: Steps handed to the device before the host waits.
+    random_seed: Seed of initial parameters and of dropout.
+    on_nonfinite: A NaN or infinite loss or gradient: 'stop' keeps the last
+      finite state, saves it, and ends the run with an error; 'skip' leaves
+      that update out and goes on.
+    on_save_error: A checkpoint that cannot be written: 'stop' ends the run;
+      'warn' goes on training and tries again at the next interval.
+  """
+
+  num_train_steps: int
+  save_interval_steps: int = 1000
+  save_max_to_keep: int | None = 3
+  save_keep_interval_duration: datetime.timedelta | None = None
+  summary_interval_steps: int = 100
+  norm_summary_interval_steps: int | None = None
+  eval_interval_steps: int = 1000
+  decode_interval_steps: int | None = None
+  max_inflight_steps: int = 2
+  random_seed: int = 0
+  on_nonfinite: Literal['stop', 'skip'] = 'stop'
+  on_save_error: Literal['stop', 'warn'] = 'stop'
+
+  def __post_init__(self) -> None:
+    if self.num_train_steps < 0:
+      raise errors.ConfigError(
+        f'task_p.train.num_train_steps is {self.num_train_steps}, must be >= 0.'
+      )
+    for name in (
+      'save_interval_steps',
+      'save_max_to_keep',
+      'summary_interval_steps',
+      'norm_summary_interval_steps',
+      'eval_interval_steps',
+      'decode_interval_steps',
+      'max_inflight_steps',
+    ):
+      value = getattr(self, name)
+      if value is not None and value < 1:
+        raise errors.ConfigError(
+          f'task_p.train.{name} is {value}, must be >= 1. For "only at the '
+          f'end" set it to num_train_steps ({self.num_train_steps}).'
+        )
+    norms, summaries = (
+      self.norm_summary_interval_steps,
+      self.summary_interval_steps,
+    )
+    if norms is not None and norms % summaries:
+      raise errors.ConfigError(
+        f'task_p.train.norm_summary_interval_steps is {norms}, must be a '
+        f'multiple of summary_interval_steps ({summaries}).'
+      )
+    for name, allowed in (
+      ('on_nonfinite', ('stop', 'skip')),
+      ('on_save_error', ('stop', 'warn')),
+    ):
+      if getattr(self, name) not in allowed:
+        raise errors.ConfigError(
+          f'task_p.train.{name} is {getattr(self, name)!r}, must be one of '
+          f'{", ".join(allowed)}.'
+        )
