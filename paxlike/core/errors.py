@@ -102,6 +102,18 @@ class BarrierTimeoutError(SyncError):
     self.missing = tuple(missing)
 
 
+class BarrierMismatchError(SyncError):
+  """Processes wait for each other in different barriers.
+
+  Attributes:
+    names: The barriers.
+  """
+
+  def __init__(self, message: str, *, names: Sequence[str] = ()):
+    super().__init__(message)
+    self.names = tuple(names)
+
+
 class DivergenceError(SyncError):
   """Processes of one job were started with different configs or code."""
 

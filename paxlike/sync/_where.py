@@ -1,0 +1,83 @@
+"""Where a process is, as it tells others: step, phase, barriers, stacks."""
+
+import dataclasses
+import json
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Sequence
+
+_OWN_THREADS = ('paxlike-mail', 'paxlike-lifeline', 'paxlike-watchdog')
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Where:
+  """What one process says of itself.
+
+  Attributes:
+    process_index: Which process.
+    host: The name of its machine.
+    pid: Its process number on that machine.
+    at: Its step and phase, in words.
+    meetings: Names of the barriers, broadcasts and gathers that it waits in.
+    stack: Python stacks of its threads, '' if not asked for.
+  """
+
+  process_index: int
+  host: str
+  pid: int
+  at: str
+  meetings: tuple[str, ...]
+  stack: str = ''
+
+  def to_bytes(self) -> bytes:
+    """The form that travels through the key-value store."""
+    return json.dumps(dataclasses.asdict(self)).encode()
+
+  @classmethod
+  def from_bytes(cls, data: bytes) -> 'Where':
+    """Reads what `to_bytes` wrote."""
+    fields = json.loads(data)
+    return cls(**{**fields, 'meetings': tuple(fields['meetings'])})
+
+  def __str__(self) -> str:
+    met = ', '.join(repr(name) for name in self.meetings)
+    return (
+      f'process {self.process_index} ({self.host}, pid {self.pid}): {self.at}, '
+      f'{f"waits in {met}" if met else "waits in no barrier"}'
+    )
+
+
+def here(
+  process_index: int,
+  *,
+  at: str,
+  meetings: Sequence[str],
+  with_stack: bool,
+  main_thread: threading.Thread,
+) -> Where:
+  """Where this process is now."""
+  return Where(
+    process_index=process_index,
+    host=socket.gethostname(),
+    pid=os.getpid(),
+    at=at,
+    meetings=tuple(meetings),
+    stack=stacks(main_thread) if with_stack else '',
+  )
+
+
+def stacks(main_thread: threading.Thread) -> str:
+  """The Python stacks of all threads of this process, `main_thread` first."""
+  frames = sys._current_frames()  # noqa: SLF001 - its documented name
+  threads = [t for t in threading.enumerate() if t.name not in _OWN_THREADS]
+  threads.sort(key=lambda thread: thread is not main_thread)
+  parts = []
+  for thread in threads:
+    frame = frames.get(thread.ident or -1)
+    if frame is not None:
+      lines = ''.join(traceback.format_stack(frame)).rstrip()
+      parts.append(f'Thread {thread.name}:\n{lines}')
+  return '\n'.join(parts)
