@@ -5,9 +5,10 @@ history must not change with the time zone of the host.
 """
 
 import time
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
+@runtime_checkable
 class Clock(Protocol):
   """Where the time comes from."""
 

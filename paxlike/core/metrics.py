@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from paxlike.core import typing as ptyping
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -19,12 +21,13 @@ class WeightedScalar:
   """A mean and what it is weighted by.
 
   Attributes:
-    value: The mean over whatever was counted; 0.0 if nothing was.
+    value: The mean over whatever was counted, a float or 0-d array; 0.0 if
+      nothing was.
     weight: How much was counted, such as a number of tokens; 0.0 if nothing.
   """
 
-  value: Float[Array, ''] | float
-  weight: Float[Array, ''] | float
+  value: ptyping.Leaf
+  weight: ptyping.Leaf
 
 
 Metrics = Mapping[str, WeightedScalar]

@@ -12,3 +12,6 @@ Batch = Mapping[str, jax.Array]
 HostBatch = dict[str, np.ndarray]
 # The shapes and dtypes of a batch, without its values.
 BatchSpec = Mapping[str, jax.ShapeDtypeStruct]
+# A field of a pytree class: an array, or in a tree of the same structure what
+# stands for it, such as its shape, sharding or axes.
+Leaf = Any

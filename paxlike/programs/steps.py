@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Bool, Key
 
 from paxlike import tasks
 from paxlike.core import errors, metrics
@@ -32,14 +32,14 @@ class TrainOutput:
     per_example: The task's numbers an example.
   """
 
-  step: Int[Array, '']
+  step: ptyping.Leaf
   loss: metrics.WeightedScalar
   metrics: dict[str, metrics.WeightedScalar]
-  learning_rate: Float[Array, '']
-  grad_norm: Float[Array, '']
-  is_finite: Bool[Array, '']
-  halted: Bool[Array, '']
-  per_example: dict[str, Array]
+  learning_rate: ptyping.Leaf
+  grad_norm: ptyping.Leaf
+  is_finite: ptyping.Leaf
+  halted: ptyping.Leaf
+  per_example: dict[str, ptyping.Leaf]
 
 
 @jax.tree_util.register_dataclass
@@ -54,8 +54,8 @@ class EvalOutput:
   """
 
   metrics: dict[str, metrics.WeightedScalar]
-  statistics: dict[str, Array]
-  num_examples: Int[Array, '']
+  statistics: dict[str, ptyping.Leaf]
+  num_examples: ptyping.Leaf
 
 
 def train_step(

@@ -39,8 +39,8 @@ class StepOutput:
   loss: metrics.WeightedScalar
   metrics: dict[str, metrics.WeightedScalar]
   mdl_vars: ptyping.PyTree
-  per_example: dict[str, Array] = dataclasses.field(default_factory=dict)
-  statistics: dict[str, Array] = dataclasses.field(default_factory=dict)
+  per_example: dict[str, ptyping.Leaf] = dataclasses.field(default_factory=dict)
+  statistics: dict[str, ptyping.Leaf] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Task(abc.ABC):
     if 'ema' in extra:
       extra['ema'] = axes['params']
     return _state.TrainState(
-      step=None,  # pyright: ignore[reportArgumentType]
+      step=None,
       mdl_vars=axes,
       opt_states=self.learner.map_like_params(
         axes['params'], abstract.opt_states, otherwise=None

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from paxlike.core import typing as ptyping
 NO_DECAY = r'(^|/)(scale|bias)$'
 
 
+@runtime_checkable
 class Schedule(Protocol):
   """A learning rate for every update."""
 
@@ -65,7 +66,7 @@ def sgd(
     weight_decay: Fraction of a parameter added to its gradient.
     no_decay: Pattern of the names of parameters that do not decay.
   """
-  parts = []
+  parts = [optax.identity()]  # a chain of nothing is refused
   if weight_decay:
     parts.append(_decay(weight_decay, no_decay))
   if momentum:

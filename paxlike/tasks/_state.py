@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax
-from jaxtyping import Array, Int
 
 from paxlike.core import typing as ptyping
 
@@ -14,7 +13,7 @@ class TrainState:
   """The state that one update turns into the next, of pure dicts of arrays.
 
   Attributes:
-    step: Updates done.
+    step: Updates done, int32.
     mdl_vars: `{'params': ..., 'non_trainable': ...}` of the model.
     opt_states: Whatever the optimizer keeps.
     extra: `rng`, the root key that every step's key derives from; `halted`,
@@ -22,7 +21,7 @@ class TrainState:
       parameters, if the learner keeps them; `num_skipped`, updates left out.
   """
 
-  step: Int[Array, '']
+  step: ptyping.Leaf
   mdl_vars: ptyping.PyTree
   opt_states: ptyping.PyTree
   extra: dict[str, ptyping.PyTree]

@@ -1,0 +1,33 @@
+"""Eight virtual devices, checked shapes, and a count of compilations."""
+
+import collections
+import os
+from collections.abc import Callable, Iterator
+
+# Before anything imports jax: the backend reads these once.
+os.environ['XLA_FLAGS'] = (
+  os.environ.get('XLA_FLAGS', '')
+  + ' --xla_force_host_platform_device_count=8'
+)
+os.environ['JAX_PLATFORMS'] = 'cpu'
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+from jaxtyping import install_import_hook  # noqa: E402
+
+install_import_hook('paxlike', 'beartype.beartype')
+
+
+@pytest.fixture
+def compiles() -> Iterator[Callable[[str], int]]:
+  """How often a function of that name was compiled during the test."""
+  counts: collections.Counter[str] = collections.Counter()
+
+  def listen(event: str, duration_s: float, **facts: str | int) -> None:
+    del duration_s
+    if event == '/jax/core/compile/backend_compile_duration':
+      counts[str(facts.get('fun_name', ''))] += 1
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  yield lambda name: counts[f'jit({name})']
+  jax.monitoring.unregister_event_duration_listener(listen)
