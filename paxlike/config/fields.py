@@ -26,6 +26,7 @@ class Field:
     annotation: Its type; `Any` where none is given or none can be read.
     default: The value if unset; `Field.REQUIRED` where it must be set.
     factory: Makes the default, for a dataclass field that has one.
+    is_keyword_only: Whether it cannot be given by position.
   """
 
   REQUIRED: typing.ClassVar[Any] = _EMPTY
@@ -34,6 +35,7 @@ class Field:
   annotation: Any = Any
   default: Any = _EMPTY
   factory: Callable[[], Any] | None = None
+  is_keyword_only: bool = False
 
   def value_if_unset(self) -> Any:
     """The default, made anew if a factory makes it; or `REQUIRED`."""
@@ -62,6 +64,7 @@ def of(target: Callable[..., Any]) -> dict[str, Field]:
       annotation=annotations.get(name, Any),
       default=_EMPTY if name in factories else parameter.default,
       factory=factories.get(name),
+      is_keyword_only=parameter.kind is parameter.KEYWORD_ONLY,
     )
     for name, parameter in signature.parameters.items()
     if parameter.kind
@@ -83,6 +86,15 @@ def annotations_of(cls: type) -> dict[str, Any]:
 def is_config(value: Any) -> bool:
   """Whether `value` is a dataclass instance, thus has fields to reach into."""
   return dataclasses.is_dataclass(value) and not isinstance(value, type)
+
+
+def arguments_of(value: Any) -> dict[str, Any]:
+  """The constructor arguments that make a dataclass instance again."""
+  return {
+    field.name: getattr(value, field.name)
+    for field in dataclasses.fields(value)
+    if field.init
+  }
 
 
 def _signature(

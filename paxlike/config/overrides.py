@@ -258,12 +258,7 @@ def _open(node: Any) -> Any:
     return node
   import fiddle as fdl
 
-  kept = {
-    field.name: getattr(node, field.name)
-    for field in dataclasses.fields(node)
-    if field.init
-  }
-  return fdl.Config(type(node), **kept)
+  return fdl.Config(type(node), **fields.arguments_of(node))
 
 
 def _is_buildable(node: Any) -> bool:

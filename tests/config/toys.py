@@ -113,3 +113,7 @@ def task_p() -> fdl.Config[Task]:
     layers=[fdl.Config(Model, width=1), fdl.Config(Model, width=2)],
     options={'alpha': 1, 'inner': fdl.Config(untyped)},
   )
+
+
+class WidthTag(fdl.Tag):
+  """Marks widths."""

@@ -1,0 +1,91 @@
+"""Finds nonsense in a config before anything heavy is built from it."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from paxlike.config import fields
+from paxlike.core import errors
+
+
+def check(tree: Any, path: str) -> None:
+  """Builds every part of a config that is nothing but data.
+
+  Those are the frozen dataclasses, which refuse nonsense when they are built.
+  Tasks, models and inputs are left alone: they may open files or devices.
+
+  Args:
+    tree: A config tree.
+    path: Its name, for the error.
+
+  Raises:
+    ConfigError: A part refuses its values, or lacks a required one.
+  """
+  for below, node in _data_nodes(tree, path):
+    _require(node, below)
+    try:
+      _build(node)
+    except errors.PaxlikeError as error:
+      # Fiddle wraps errors to add where it was; the path says it in our way.
+      bare = getattr(error, 'proxy_base_exception', error)
+      raise bare from None
+
+
+def missing_fields(node: Any) -> list[str]:
+  """Fields of a config node that have neither value nor default."""
+  return [
+    name
+    for name, field in fields.of(node.__fn_or_cls__).items()
+    if field.default is fields.Field.REQUIRED
+    and field.factory is None
+    and name not in node.__arguments__
+  ]
+
+
+def _require(node: Any, path: str) -> None:
+  missing = missing_fields(node)
+  if missing:
+    raise errors.ConfigError(
+      f'{path}.{missing[0]} is not set and has no default. Set it in the '
+      f'experiment, or with --set {path}.{missing[0]}=VALUE.'
+    )
+
+
+def _build(node: Any) -> None:
+  import fiddle as fdl
+
+  fdl.build(node)
+
+
+def _data_nodes(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+  """The topmost nodes that are data all through."""
+  if hasattr(type(node), '__build__'):
+    if _is_data(node):
+      yield path, node
+      return
+    for name, item in node.__arguments__.items():
+      yield from _data_nodes(item, f'{path}.{name}')
+  elif isinstance(node, Mapping):
+    for key, item in node.items():
+      yield from _data_nodes(item, f'{path}.{key}')
+  elif isinstance(node, list | tuple):
+    for index, item in enumerate(node):
+      yield from _data_nodes(item, f'{path}[{index}]')
+
+
+def _is_data(node: Any) -> bool:
+  if isinstance(node, list | tuple):
+    return all(_is_data(item) for item in node)
+  if isinstance(node, Mapping):
+    return all(_is_data(item) for item in node.values())
+  if not hasattr(type(node), '__build__'):
+    return True
+  target = node.__fn_or_cls__
+  if type(node).__name__ == 'Partial':
+    return True  # a template: nothing is called
+  is_frozen = (
+    isinstance(target, type)
+    and dataclasses.is_dataclass(target)
+    and target.__dataclass_params__.frozen  # pyright: ignore[reportAttributeAccessIssue]
+  )
+  return is_frozen and all(_is_data(v) for v in node.__arguments__.values())
