@@ -72,6 +72,10 @@ class SaveError(CheckpointError):
   """A checkpoint could not be written; the ones before it are untouched."""
 
 
+class ReportingError(PaxlikeError):
+  """Summaries, status or decode outputs could not be written or read."""
+
+
 class NonFiniteLossError(PaxlikeError):
   """The loss became NaN or infinite."""
 

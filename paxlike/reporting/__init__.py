@@ -1,1 +1,38 @@
-"""TODO."""
+"""What a run leaves to be read: summaries, metrics, status, decode outputs.
+
+Promises: nothing here touches a device; a killed process leaves files that
+the next one goes on from, with each step and each key once. What is worth
+reporting, and when, is the runners'.
+"""
+
+from typing import TYPE_CHECKING
+
+from paxlike.core import lazy
+
+if TYPE_CHECKING:
+  from paxlike.reporting._jsonable import to_jsonable as to_jsonable
+  from paxlike.reporting._key_values import KeyValueWriter as KeyValueWriter
+  from paxlike.reporting._metrics_log import read_metrics as read_metrics
+  from paxlike.reporting._pairs import WriteKeyValuePairs as WriteKeyValuePairs
+  from paxlike.reporting._pairs import read_key_values as read_key_values
+  from paxlike.reporting._progress import ProgressLine as ProgressLine
+  from paxlike.reporting._status import Status as Status
+  from paxlike.reporting._status import read_status as read_status
+  from paxlike.reporting._status import write_status as write_status
+  from paxlike.reporting._summaries import SummaryWriter as SummaryWriter
+
+__getattr__, __dir__, __all__ = lazy.attach(
+  __name__,
+  {
+    'KeyValueWriter': '_key_values',
+    'ProgressLine': '_progress',
+    'Status': '_status',
+    'SummaryWriter': '_summaries',
+    'WriteKeyValuePairs': '_pairs',
+    'read_key_values': '_pairs',
+    'read_metrics': '_metrics_log',
+    'read_status': '_status',
+    'to_jsonable': '_jsonable',
+    'write_status': '_status',
+  },
+)

@@ -1,0 +1,243 @@
+"""Decode outputs of many processes: each key once, however often killed.
+
+While decoding, each process commits its part of a few batches at a time,
+atomically, under decoder_out_<step>.partial/. Batches that all processes
+committed are never decoded again, at any later number of processes; the rest
+are forgotten. At the end the parts become one shard a process, in the order
+of the input, and the partial directory goes.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from absl import logging
+
+from paxlike import sync
+from paxlike.core import errors, fs
+from paxlike.reporting import _jsonable, _pairs
+
+_PART = re.compile(r'^batches_(\d+)-(\d+)_part_(\d+)-of-(\d+)\.jsonl$')
+_ABOUT = 'about.json'
+
+
+class KeyValueWriter:
+  """Writes the outputs of one input at one step.
+
+  Every process makes one and calls it alike:
+
+      writer = reporting.KeyValueWriter(job_log_dir, 'kjv', step=200, ...)
+      for position in writer.pending():
+        writer.write(position, pairs)  # this process's rows, maybe none
+      path = writer.finish()
+
+  Attributes:
+    directory: decoder_out/<input name>/ of the job.
+  """
+
+  def __init__(
+    self,
+    job_log_dir: str,
+    input_name: str,
+    *,
+    step: int,
+    num_batches: int,
+    file_format: str = 'jsonl',
+    fingerprint: str = '',
+    batches_per_commit: int = 8,
+    world: sync.World | None = None,
+  ):
+    """Finds out what is done already; waits for process 0.
+
+    Args:
+      job_log_dir: The job's directory.
+      input_name: Names the directory of the outputs.
+      step: Of the checkpoint that is decoded with.
+      num_batches: Batches of the input.
+      file_format: 'jsonl', 'tfrecord', 'array_record' or 'parquet'.
+      fingerprint: Of input, checkpoint and settings: a partial decode with
+        another one is not gone on from but thrown away.
+      batches_per_commit: Batches that a killed process may lose.
+      world: The processes of the job; the current ones by default.
+    """
+    _pairs.check_format(file_format)
+    if batches_per_commit < 1:
+      raise errors.ConfigError(
+        f'batches_per_commit is {batches_per_commit}, must be >= 1.'
+      )
+    world = sync.world() if world is None else world
+    self._world = world.scoped(f'decoder_out/{input_name}/{step}')
+    self.directory = fs.join(job_log_dir, 'decoder_out', input_name)
+    self._fs = fs.for_path(self.directory)
+    self._stem = f'decoder_out_{step}'
+    self._partial = fs.join(self.directory, f'{self._stem}.partial')
+    self._num_batches = num_batches
+    self._format = file_format
+    self._batches_per_commit = batches_per_commit
+    self._keys: set[str] = set()
+    self._group: list[tuple[int, list[_pairs.Pair]]] = []
+    about = {'fingerprint': fingerprint, 'num_batches': num_batches}
+    is_first = self._world.process_index == 0
+    done = _jsonable.dumps(self._begin(about)) if is_first else ''
+    # Process 0 alone looks: two looking at different times would differ.
+    done = self._world.broadcast('done', done.encode() if is_first else None)
+    self._done = frozenset(json.loads(done))
+
+  def pending(self) -> list[int]:
+    """Positions of the batches to decode, the same on every process."""
+    return [p for p in range(self._num_batches) if p not in self._done]
+
+  def write(self, position: int, pairs: Iterable[tuple[str, Any]]) -> None:
+    """Takes this process's pairs of a batch; positions grow.
+
+    Raises:
+      ReportingError: A key is no text, or was written before.
+    """
+    pairs = [(_pairs.check_key(key), value) for key, value in pairs]
+    for key, _ in pairs:
+      self._check_new(key, self._keys)
+    if self._group and position != self._group[-1][0] + 1:
+      self._commit()
+    self._group.append((position, pairs))
+    if len(self._group) == self._batches_per_commit:
+      self._commit()
+
+  def finish(self) -> str:
+    """Makes the shards out of all parts; waits for every process.
+
+    Returns:
+      Path of this process's shard.
+
+    Raises:
+      ReportingError: A batch is missing, or a key came twice.
+    """
+    self._commit()
+    self._world.barrier('committed')
+    path = self._write_shard()
+    self._world.barrier('sharded')
+    if self._world.process_index == 0:
+      self._clean_up()
+    self._world.barrier('finished')
+    return path
+
+  def _begin(self, about: dict[str, Any]) -> list[int]:
+    """Forgets what is of no use; returns the batches that are done."""
+    about_path = fs.join(self._partial, _ABOUT)
+    if self._fs.exists(about_path):
+      before = json.loads(self._fs.read_bytes(about_path))
+      if before == about:
+        return self._recover()
+      logging.warning(
+        'Throwing away %s: it was decoded from %s, now it is %s.',
+        self._partial,
+        before,
+        about,
+      )
+    self._fs.remove_tree(self._partial)
+    self._fs.make_dirs(self._partial)
+    self._fs.write_atomic(about_path, _jsonable.dumps(about).encode())
+    return []
+
+  def _recover(self) -> list[int]:
+    groups = self._groups()
+    done = []
+    for (first, last, count), parts in groups.items():
+      if len(parts) == count:
+        done += range(first, last + 1)
+      else:
+        # Its batches are decoded again, so what is there must not count.
+        for name in parts.values():
+          self._fs.remove(fs.join(self._partial, name))
+    logging.info(
+      'Decoding goes on: %d of %d batches are done.',
+      len(done),
+      self._num_batches,
+    )
+    return sorted(done)
+
+  def _groups(self) -> dict[tuple[int, int, int], dict[int, str]]:
+    """(first batch, last batch, parts) to the file of each part present."""
+    groups: dict[tuple[int, int, int], dict[int, str]] = {}
+    for name in self._fs.list_dir(self._partial):
+      match = _PART.match(name)
+      if match:
+        first, last, part, count = map(int, match.groups())
+        groups.setdefault((first, last, count), {})[part] = name
+    return groups
+
+  def _commit(self) -> None:
+    if not self._group:
+      return
+    lines = [
+      _jsonable.dumps({'batch': position, 'pairs': pairs})
+      for position, pairs in self._group
+    ]
+    first, last = self._group[0][0], self._group[-1][0]
+    name = (
+      f'batches_{first:08d}-{last:08d}_part_{self._world.process_index}-of-'
+      f'{self._world.process_count}.jsonl'
+    )
+    content = '\n'.join([*lines, '']).encode()
+    self._fs.write_atomic(fs.join(self._partial, name), content)
+    self._group = []
+
+  def _write_shard(self) -> str:
+    index, count = self._world.process_index, self._world.process_count
+    mine = range(
+      index * self._num_batches // count,
+      (index + 1) * self._num_batches // count,
+    )
+    pairs = list(self._read_batches(mine))
+    keys: set[str] = set()
+    for key, _ in pairs:
+      self._check_new(key, keys)
+    path = fs.join(self.directory, self._shard_name(index))
+    self._fs.write_atomic(path, _pairs.encode(pairs, self._format))
+    return path
+
+  def _read_batches(self, positions: range) -> Iterator[_pairs.Pair]:
+    """The pairs of some batches, in the order of the input."""
+    for (first, last, _), parts in sorted(self._groups().items()):
+      if last < positions.start or first >= positions.stop:
+        continue
+      rows = []
+      for part, name in sorted(parts.items()):
+        content = self._fs.read_bytes(fs.join(self._partial, name))
+        for line in content.splitlines():
+          fields = json.loads(line)
+          rows.append((fields['batch'], part, fields['pairs']))
+      for batch, _, pairs in sorted(rows, key=lambda row: row[:2]):
+        if batch in positions:
+          yield from ((key, value) for key, value in pairs)
+
+  def _clean_up(self) -> None:
+    """Drops shards of an earlier decode of this step, and the parts."""
+    shards = [
+      self._shard_name(index) for index in range(self._world.process_count)
+    ]
+    if len(shards) > 1:
+      self._check_unique(shards)
+    for name in self._fs.list_dir(self.directory):
+      if name.startswith(f'{self._stem}_shard_') and name not in shards:
+        self._fs.remove(fs.join(self.directory, name))
+    self._fs.remove_tree(self._partial)
+
+  def _check_unique(self, shards: Sequence[str]) -> None:
+    keys: set[str] = set()
+    for name in shards:
+      path = fs.join(self.directory, name)
+      for key, _ in _pairs.decode(self._fs.read_bytes(path), path):
+        self._check_new(key, keys)
+
+  def _check_new(self, key: str, keys: set[str]) -> None:
+    if key in keys:
+      raise errors.ReportingError(
+        f'Key {key!r} came twice for {self.directory}. Keys of an input must '
+        'be unique, and process_decode_out must give one pair a key.'
+      )
+    keys.add(key)
+
+  def _shard_name(self, index: int) -> str:
+    count = self._world.process_count
+    return f'{self._stem}_shard_{index}-of-{count}.{self._format}'
