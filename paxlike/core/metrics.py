@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from paxlike.core import typing as ptyping
 
@@ -34,14 +34,14 @@ Metrics = Mapping[str, WeightedScalar]
 
 
 def weighted_mean(
-  values: Float[Array, '...'], weights: Float[Array, '...']
+  values: Shaped[Array, '...'], weights: Float[Array, '...']
 ) -> WeightedScalar:
   """Mean of `values` by `weights`, in float32.
 
   A position of weight 0 does not count whatever its value, NaN included.
 
   Args:
-    values: One number a position.
+    values: One number, or True for 1, a position.
     weights: How much each position counts, of the same shape.
 
   Returns:

@@ -137,7 +137,7 @@ class Block(_layer.Layer):
     x: Float[Array, 'batch time embed'],
     *,
     turn: _attention.Rotation,
-    mask: Bool[Array, 'batch time time'],
+    mask: Bool[Array, '#batch time time'],
     key: jax.Array | None = None,
   ) -> Float[Array, 'batch time embed']:
     """One layer over whole sequences; `key` draws the dropout, if any."""
@@ -154,7 +154,7 @@ class Block(_layer.Layer):
     *,
     slot: Int[Array, ''],
     turn: _attention.Rotation,
-    mask: Bool[Array, 'batch time slots'],
+    mask: Bool[Array, '#batch time slots'],
   ) -> tuple[Float[Array, 'batch time embed'], _attention.LayerCache]:
     """One layer over new positions, which the cache takes in."""
     attended, cache = self.attention.extend(

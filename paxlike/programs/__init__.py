@@ -9,6 +9,7 @@ if TYPE_CHECKING:
   from paxlike.programs._decode import DecodeProgram as DecodeProgram
   from paxlike.programs._eval import EvalProgram as EvalProgram
   from paxlike.programs._eval import EvalResult as EvalResult
+  from paxlike.programs._eval import batches as batches
   from paxlike.programs._train import TrainProgram as TrainProgram
 
 __getattr__, __dir__, __all__ = lazy.attach(
@@ -17,6 +18,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'DecodeProgram': '_decode',
     'EvalProgram': '_eval',
     'EvalResult': '_eval',
+    'batches': '_eval',
     'TrainProgram': '_train',
     'steps': 'steps',
   },

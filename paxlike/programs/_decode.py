@@ -1,7 +1,7 @@
 """One decode pass: every example's outputs, on the process that writes them."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -26,17 +26,17 @@ class DecodeProgram:
     self,
     mdl_vars: ptyping.PyTree,
     source: inputs.Input,
+    positions: Sequence[int],
     *,
-    position: int = 0,
     process_index: int = 0,
     process_count: int = 1,
   ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-    """Decodes one pass.
+    """Decodes some batches.
 
     Args:
       mdl_vars: The variables; not given up.
       source: The input to decode.
-      position: The first batch to decode.
+      positions: Which batches, in growing order.
       process_index: Which process this is.
       process_count: How many share the work of writing.
 
@@ -44,11 +44,20 @@ class DecodeProgram:
       For each batch its position and this process's rows of the outputs, on
       the host, padding rows left out, in the order of the input.
     """
-    with _eval.batches(source, self._partitioner, position) as stream:
-      for batch in stream:
-        outputs = self._step(mdl_vars, batch, self._key)
-        rows = jax.device_get(outputs)
-        real = np.flatnonzero(rows['example_weights'] != 0)
-        mine = np.array_split(real, process_count)[process_index]
-        yield position, {name: v[mine] for name, v in rows.items()}
-        position += 1
+    for stretch in _stretches(positions):
+      with _eval.batches(source, self._partitioner, stretch.start) as stream:
+        for position in stretch:
+          outputs = self._step(mdl_vars, next(stream), self._key)
+          rows = jax.device_get(outputs)
+          real = np.flatnonzero(rows['example_weights'] != 0)
+          mine = np.array_split(real, process_count)[process_index]
+          yield position, {name: v[mine] for name, v in rows.items()}
+
+
+def _stretches(positions: Sequence[int]) -> Iterator[range]:
+  """Growing numbers as ranges without a gap."""
+  start = 0
+  for i in range(1, len(positions) + 1):
+    if i == len(positions) or positions[i] != positions[i - 1] + 1:
+      yield range(positions[start], positions[i - 1] + 1)
+      start = i

@@ -2,7 +2,6 @@
 
 import dataclasses
 import datetime
-from typing import Literal
 
 from paxlike.core import errors
 
@@ -29,8 +28,6 @@ class TrainParams:
     on_nonfinite: A NaN or infinite loss or gradient: 'stop' keeps the last
       finite state, saves it, and ends the run with an error; 'skip' leaves
       that update out and goes on.
-    on_save_error: A checkpoint that cannot be written: 'stop' ends the run;
-      'warn' goes on training and tries again at the next interval.
   """
 
   num_train_steps: int
@@ -43,8 +40,7 @@ class TrainParams:
   decode_interval_steps: int | None = None
   max_inflight_steps: int = 2
   random_seed: int = 0
-  on_nonfinite: Literal['stop', 'skip'] = 'stop'
-  on_save_error: Literal['stop', 'warn'] = 'stop'
+  on_nonfinite: str = 'stop'
 
   def __post_init__(self) -> None:
     if self.num_train_steps < 0:
@@ -75,12 +71,8 @@ class TrainParams:
         f'task_p.train.norm_summary_interval_steps is {norms}, must be a '
         f'multiple of summary_interval_steps ({summaries}).'
       )
-    for name, allowed in (
-      ('on_nonfinite', ('stop', 'skip')),
-      ('on_save_error', ('stop', 'warn')),
-    ):
-      if getattr(self, name) not in allowed:
-        raise errors.ConfigError(
-          f'task_p.train.{name} is {getattr(self, name)!r}, must be one of '
-          f'{", ".join(allowed)}.'
-        )
+    if self.on_nonfinite not in ('stop', 'skip'):
+      raise errors.ConfigError(
+        f'task_p.train.on_nonfinite is {self.on_nonfinite!r}, must be '
+        "'stop' or 'skip'."
+      )
