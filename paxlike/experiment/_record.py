@@ -1,0 +1,129 @@
+"""Writes down what a run was started with, to read and to start it again."""
+
+import importlib.metadata
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from paxlike import config
+from paxlike.core import fs
+from paxlike.experiment import _resolve
+
+CONFIG_DIR = 'config'
+_PACKAGES = (
+  'paxlike',
+  'jax',
+  'jaxlib',
+  'flax',
+  'optax',
+  'fiddle',
+  'numpy',
+  'tensorstore',
+)
+_GIT_TIMEOUT_S = 5.0
+
+
+def write_record(
+  job_log_dir: str,
+  mode: str,
+  resolved: _resolve.Resolved,
+  *,
+  command: Sequence[str] = (),
+) -> None:
+  """Writes `config/<mode>.txt` and `.json` in the job's directory.
+
+  A restart overwrites them, each atomically.
+
+  Args:
+    job_log_dir: The job's directory; made if missing.
+    mode: 'train', 'eval' or 'decode'.
+    resolved: The config of the run.
+    command: The command line, program first.
+  """
+  about = {
+    'experiment': resolved.name,
+    'mode': mode,
+    **describe(resolved, command),
+  }
+  text = ''.join(
+    f'# {name}: {_one_line(value)}\n' for name, value in about.items()
+  )
+  roots = resolved.roots()
+  files = fs.for_path(job_log_dir)
+  directory = fs.join(job_log_dir, CONFIG_DIR)
+  files.make_dirs(directory)
+  for suffix, content in (
+    ('txt', text + config.dump.to_text(roots)),
+    ('json', config.dump.to_json(roots, about=about)),
+  ):
+    files.write_atomic(fs.join(directory, f'{mode}.{suffix}'), content.encode())
+
+
+def describe(
+  resolved: _resolve.Resolved, command: Sequence[str] = ()
+) -> dict[str, Any]:
+  """What else decides how a run goes, as JSON values.
+
+  Args:
+    resolved: The config of the run.
+    command: The command line, program first.
+
+  Returns:
+    `command`, `knobs`, `versions` and `git` (None outside a repository).
+  """
+  return {
+    'command': shlex.join(command),
+    'knobs': {
+      name: value
+      if value is None or isinstance(value, bool | int | float | str)
+      else repr(value)
+      for name, value in resolved.knobs.items()
+    },
+    'versions': _versions(),
+    'git': _git_revision(resolved.name),
+  }
+
+
+def _versions() -> dict[str, str]:
+  versions = {'python': platform.python_version()}
+  for package in _PACKAGES:
+    try:
+      versions[package] = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return versions
+
+
+def _git_revision(experiment: str) -> str | None:
+  """Revision of the repository that holds the experiment, `+` if changed."""
+  module = sys.modules.get(experiment.rpartition('.')[0])
+  directory = os.path.dirname(getattr(module, '__file__', None) or '') or '.'
+  revision = _git(directory, 'rev-parse', 'HEAD')
+  if revision is None:
+    return None
+  changed = _git(directory, 'status', '--porcelain', '--untracked-files=no')
+  return revision + ('+' if changed else '')
+
+
+def _git(directory: str, *arguments: str) -> str | None:
+  try:
+    done = subprocess.run(
+      ['git', '--no-optional-locks', '-C', directory, *arguments],
+      capture_output=True,
+      text=True,
+      timeout=_GIT_TIMEOUT_S,
+      check=True,
+    )
+  except (OSError, subprocess.SubprocessError):
+    return None
+  return done.stdout.strip()
+
+
+def _one_line(value: Any) -> str:
+  if isinstance(value, dict):
+    return ', '.join(f'{name} {item}' for name, item in value.items())
+  return str(value)

@@ -1,0 +1,246 @@
+"""Experiments by name: registering, finding, listing.
+
+A full name is `module.path.Class`; any dotted suffix of it that no other
+experiment shares will do. Modules come from the entry points of the group
+`paxlike.experiments`, or from the full name itself.
+"""
+
+import dataclasses
+import importlib
+import importlib.metadata
+import os
+import pkgutil
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from paxlike.core import errors, suggest
+from paxlike.experiment import _base
+
+ENTRY_POINT_GROUP = 'paxlike.experiments'
+
+_C = TypeVar('_C', bound=type)
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+  """What discovery came to.
+
+  Attributes:
+    experiments: Classes by full name, sorted.
+    broken: Modules that could not be imported, with what they raised.
+  """
+
+  experiments: dict[str, type[_base.BaseExperiment]]
+  broken: dict[str, Exception]
+
+  def short_name(self, name: str) -> str:
+    """The shortest suffix of a full name that means only it."""
+    parts = name.split('.')
+    for count in range(1, len(parts)):
+      suffix = '.'.join(parts[-count:])
+      if len(_matches(suffix, self.experiments)) == 1:
+        return suffix
+    return name
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+  """A registered class, and which execution of its module made it."""
+
+  cls: type[_base.BaseExperiment]
+  spec: Any
+
+
+class Registry:
+  """Experiment classes by full name."""
+
+  def __init__(self, discover: Callable[[], Iterator[str]]) -> None:
+    """Makes an empty one.
+
+    Args:
+      discover: Names of the modules to look through.
+    """
+    self._entries: dict[str, _Entry] = {}
+    self._discover = discover
+
+  def register(self, cls: _C) -> _C:
+    """Class decorator that makes an experiment known by name.
+
+    Raises:
+      DuplicateExperimentError: Another class has that name; names both
+        modules. A module that is imported anew replaces its own classes.
+      TypeError: This is no subclass of `BaseExperiment`.
+    """
+    if not issubclass(cls, _base.BaseExperiment):
+      raise TypeError(
+        f'{cls.__qualname__} cannot be registered: it is no subclass of '
+        'experiment.BaseExperiment.'
+      )
+    name = f'{cls.__module__}.{cls.__qualname__}'
+    entry = _Entry(cls, _spec_of(cls.__module__))
+    old = self._entries.get(name)
+    if old is not None and old.cls is not cls and _clashes(old, entry):
+      raise errors.DuplicateExperimentError(
+        f'Two experiments are called {name}: one of module '
+        f'{_where(old)}, one of module {_where(entry)}. Rename one.'
+      )
+    self._entries[name] = entry
+    return cls
+
+  def get(self, name: str) -> type[_base.BaseExperiment]:
+    """The experiment of a name.
+
+    Args:
+      name: A full name or a suffix of one, such as 'lm.KjvTiny'. The module
+        of a full name is imported if discovery does not find it.
+
+    Raises:
+      UnknownExperimentError: None has that name, or several do.
+      DuplicateExperimentError: Two classes registered under one full name.
+      Exception: Whatever a module that may hold it raised on import.
+    """
+    listing = self.list_all()
+    known = listing.experiments
+    if name in known:
+      return known[name]
+    matches = _matches(name, known)
+    if len(matches) > 1:
+      raise errors.UnknownExperimentError(
+        f'--exp={name} means {len(matches)} experiments: '
+        f'{", ".join(matches)}. Give more of the name.'
+      )
+    if matches:
+      return known[matches[0]]
+    found = self._import(name)
+    if found is None and listing.broken:
+      # It may well be in a module that cannot be read: the reason comes first.
+      module, error = _likeliest(name, listing.broken)
+      error.add_note(f'paxlike: while looking for --exp={name} in {module}')
+      raise error
+    if found is None:
+      raise self._unknown(name)
+    return found
+
+  def list_all(self) -> Listing:
+    """All registered experiments, after importing the modules of discovery.
+
+    Raises:
+      DuplicateExperimentError: Two classes registered under one full name.
+    """
+    broken: dict[str, Exception] = {}
+    for module in self._discover():
+      try:
+        importlib.import_module(module)
+      except errors.DuplicateExperimentError:
+        raise
+      except Exception as error:  # noqa: BLE001 - the user's code; kept whole
+        broken[module] = error
+    classes = {name: entry.cls for name, entry in self._entries.items()}
+    return Listing(dict(sorted(classes.items())), broken)
+
+  def _import(self, name: str) -> type[_base.BaseExperiment] | None:
+    """The experiment of a full name whose module is not discovered."""
+    parts = name.split('.')
+    _let_current_directory_be_imported()
+    for count in range(len(parts) - 1, 0, -1):
+      module = _import_if_there('.'.join(parts[:count]))
+      if module is not None:
+        return self._take(module, '.'.join(parts[count:]), name)
+    return None
+
+  def _take(
+    self, module: types.ModuleType, attribute: str, name: str
+  ) -> type[_base.BaseExperiment] | None:
+    found: Any = module
+    for part in attribute.split('.'):
+      found = getattr(found, part, None)
+    if not (
+      isinstance(found, type) and issubclass(found, _base.BaseExperiment)
+    ):
+      return None
+    entry = self._entries.get(f'{found.__module__}.{found.__qualname__}')
+    if entry is None:
+      raise errors.UnknownExperimentError(
+        f'--exp={name} is a class but no registered experiment. Put '
+        '@experiment.register above it.'
+      )
+    return entry.cls
+
+  def _unknown(self, name: str) -> errors.UnknownExperimentError:
+    listing = Listing({n: e.cls for n, e in self._entries.items()}, {})
+    shown = [listing.short_name(known) for known in listing.experiments]
+    top = sys.modules.get(name.partition('.')[0]) if '.' in name else None
+    where = f' in {top.__name__} ({top.__file__})' if top else ''
+    return errors.UnknownExperimentError(
+      f'There is no experiment {name!r}{where}. {suggest.hint(name, shown)} '
+      'See them all: paxlike list'
+    )
+
+
+def _matches(suffix: str, known: Mapping[str, Any]) -> list[str]:
+  return [name for name in known if f'.{name}'.endswith(f'.{suffix}')]
+
+
+def _likeliest(
+  name: str, broken: dict[str, Exception]
+) -> tuple[str, Exception]:
+  """The broken module that `name` points into, else the first."""
+  module = name.rpartition('.')[0]
+  inside = _matches(module, broken) if module else []
+  found = inside[0] if inside else next(iter(broken))
+  return found, broken[found]
+
+
+def _entry_point_modules() -> Iterator[str]:
+  """Modules of the entry points, and those below the packages among them."""
+  points = importlib.metadata.entry_points(group=ENTRY_POINT_GROUP)
+  for top in dict.fromkeys(point.value.partition(':')[0] for point in points):
+    yield top
+    # Whatever importing it did, a package that failed has no path to look in.
+    package = sys.modules.get(top)
+    for path in getattr(package, '__path__', ()):
+      for module in pkgutil.iter_modules([path], f'{top}.'):
+        if not module.name.rpartition('.')[2].startswith('_'):
+          yield module.name
+
+
+def _spec_of(module_name: str) -> Any:
+  # A new object each time that the module is executed.
+  return getattr(sys.modules.get(module_name), '__spec__', None)
+
+
+def _clashes(old: _Entry, new: _Entry) -> bool:
+  """Whether the new class is another one, not the old one made again."""
+  if new.cls.__module__ == '__main__':
+    return False  # a notebook, where a cell is run again
+  if old.spec is None or new.spec is None or old.spec is new.spec:
+    return True
+  return old.spec.origin != new.spec.origin
+
+
+def _where(entry: _Entry) -> str:
+  return f'{entry.cls.__module__} ({getattr(entry.spec, "origin", None)})'
+
+
+def _let_current_directory_be_imported() -> None:
+  """As `python -m` does; last, so that it hides nothing."""
+  if '' not in sys.path and os.getcwd() not in sys.path:
+    sys.path.append(os.getcwd())
+
+
+def _import_if_there(name: str) -> types.ModuleType | None:
+  try:
+    return importlib.import_module(name)
+  except ModuleNotFoundError as error:
+    missing = error.name or ''
+    if name == missing or name.startswith(f'{missing}.'):
+      return None
+    raise
+
+
+_DEFAULT = Registry(_entry_point_modules)
+register = _DEFAULT.register
+get = _DEFAULT.get
+list_all = _DEFAULT.list_all
