@@ -13,6 +13,7 @@ from paxlike.core import lazy
 if TYPE_CHECKING:
   from paxlike.sync._agree import agree as agree
   from paxlike.sync._agree import check_same as check_same
+  from paxlike.sync._bootstrap import bootstrap as bootstrap
   from paxlike.sync._progress import Progress as Progress
   from paxlike.sync._world import SoloWorld as SoloWorld
   from paxlike.sync._world import World as World
@@ -27,6 +28,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'SoloWorld': '_world',
     'World': '_world',
     'agree': '_agree',
+    'bootstrap': '_bootstrap',
     'check_same': '_agree',
     'set_world': '_world',
     'sync_global_devices': '_world',

@@ -50,6 +50,10 @@ class Mailbox:
     """Stops reading; the thread ends when its pending read does."""
     self._closed.set()
 
+  def join(self, timeout_s: float) -> None:
+    """Waits for the reading thread to have ended."""
+    self._thread.join(timeout_s)
+
   def _read(self) -> None:
     while not self._closed.is_set():
       try:

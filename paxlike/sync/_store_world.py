@@ -26,16 +26,14 @@ class Failure:
 
   Attributes:
     process_index: The process that failed.
-    error: Its error, in words.
-    at: Its step and phase.
+    what: What it did: 'failed at step 3, phase train: ValueError: ...'.
   """
 
   process_index: int
-  error: str
-  at: str
+  what: str
 
   def __str__(self) -> str:
-    return f'Process {self.process_index} failed ({self.at}): {self.error}'
+    return f'Process {self.process_index} {self.what}'
 
 
 class StoreWorld:
@@ -154,7 +152,8 @@ class StoreWorld:
 
   def report_failure(self, error: BaseException) -> None:
     """See World."""
-    if isinstance(error, errors.PeerFailedError):
+    if isinstance(error, errors.PeerFailedError | store_lib.StoreLostError):
+      self._failed.wait(_CULPRIT_WAIT_S)
       return
     if type(error).__name__ in ('JaxRuntimeError', 'XlaRuntimeError'):
       # When a process dies, the others' collectives fail at once: let the
@@ -164,8 +163,8 @@ class StoreWorld:
       self.post_failure(
         Failure(
           process_index=self._index,
-          error=f'{type(error).__name__}: {error}',
-          at=str(self.progress.mark()),
+          what=f'failed at {self.progress.mark()}: '
+          f'{type(error).__name__}: {error}',
         )
       )
 
@@ -176,6 +175,10 @@ class StoreWorld:
     except errors.SyncError as error:
       logging.warning('Could not tell the other processes: %s', error)
     self.note_failure(failure)
+
+  def wait_for_failure(self, timeout_s: float) -> bool:
+    """Waits until a failure is known; whether one is."""
+    return self._failed.wait(timeout_s)
 
   def note_failure(self, failure: Failure) -> None:
     """Learns of a failure; only the first counts."""
@@ -197,6 +200,14 @@ class StoreWorld:
     """Stops listening to the others."""
     self.mail.close()
 
+  def join(self, timeout_s: float) -> None:
+    """Waits, once the store is closed too, for the listening thread to end.
+
+    An interpreter that ends while a thread is inside the store's C++ code
+    aborts.
+    """
+    self.mail.join(timeout_s)
+
   def _timeout_s(self, timeout_s: float | None) -> float:
     return self._default_timeout_s if timeout_s is None else timeout_s
 
@@ -206,7 +217,7 @@ class StoreWorld:
 
   def _hear_failure(self, message: dict[str, Any]) -> None:
     self.note_failure(
-      Failure(**{key: message[key] for key in ('process_index', 'error', 'at')})
+      Failure(process_index=message['process_index'], what=message['what'])
     )
 
 

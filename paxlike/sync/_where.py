@@ -3,12 +3,15 @@
 import dataclasses
 import json
 import os
+import pathlib
 import socket
 import sys
 import threading
 import traceback
 from collections.abc import Sequence
 
+# Frames that say nothing about where the user's program is.
+_HIDDEN = (f'{pathlib.Path(__file__).parent}{os.sep}', '<frozen runpy>')
 _OWN_THREADS = ('paxlike-mail', 'paxlike-lifeline', 'paxlike-watchdog')
 
 
@@ -78,6 +81,11 @@ def stacks(main_thread: threading.Thread) -> str:
   for thread in threads:
     frame = frames.get(thread.ident or -1)
     if frame is not None:
-      lines = ''.join(traceback.format_stack(frame)).rstrip()
+      shown = [
+        entry
+        for entry in traceback.extract_stack(frame)
+        if not entry.filename.startswith(_HIDDEN)
+      ]
+      lines = ''.join(traceback.format_list(shown)).rstrip()
       parts.append(f'Thread {thread.name}:\n{lines}')
   return '\n'.join(parts)

@@ -6,11 +6,12 @@ processes meet is `_meeting`'s; how they find each other is `_bootstrap`'s.
 
 import itertools
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from paxlike.sync import _progress as progress_lib
 
 
+@runtime_checkable
 class World(Protocol):
   """The processes of one job, seen from one of them.
 

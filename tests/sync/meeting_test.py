@@ -168,7 +168,7 @@ def test_a_failure_elsewhere_ends_a_wait_and_names_the_culprit():
   found = fake_world.run(3, job, return_errors=True)
   for index in (0, 2):
     assert isinstance(found[index], errors.PeerFailedError)
-    assert 'Process 1 failed (step 12' in str(found[index])
+    assert 'Process 1 failed at step 12' in str(found[index])
     assert 'ValueError: boom' in str(found[index])
 
 

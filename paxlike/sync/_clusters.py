@@ -1,0 +1,263 @@
+"""Which process of how many this is, told by flags or by the launcher.
+
+Reads environment variables only, so that each launcher is a pure function; TPU
+and Kubernetes without the variables are left to JAX's own detection.
+"""
+
+import dataclasses
+import os
+import re
+import socket
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+
+from paxlike.core import errors
+
+Env = Mapping[str, str]
+
+_FIRST_PORT = 61_440
+_NUM_PORTS = 4_096
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cluster:
+  """This process's place in its job.
+
+  Attributes:
+    address: HOST:PORT at which process 0 is met.
+    num_processes: How many processes there are.
+    process_id: Which one this is.
+    local_device_ids: The devices of this host that are this process's, where
+      the launcher started several processes a host; None for all.
+    origin: Who told: 'flags', 'Slurm', ...
+  """
+
+  address: str
+  num_processes: int
+  process_id: int
+  local_device_ids: Sequence[int] | None = None
+  origin: str = 'flags'
+
+  def __post_init__(self) -> None:
+    if not 0 <= self.process_id < self.num_processes:
+      raise errors.UsageError(
+        f'Process id {self.process_id} with {self.num_processes} processes '
+        f'(from {self.origin}): must be 0 to {self.num_processes - 1}.'
+      )
+
+
+def find(
+  *,
+  coordinator_address: str | None,
+  num_processes: int | None,
+  process_id: int | None,
+  timeout_s: float = 300.0,
+  env: Env | None = None,
+) -> Cluster | None:
+  """The cluster of this process; None when it is alone.
+
+  Args:
+    coordinator_address: What a flag says, or None.
+    num_processes: Likewise.
+    process_id: Likewise.
+    timeout_s: For what JAX's own detection has to ask a network for.
+    env: The environment, if not the process's.
+
+  Raises:
+    UsageError: Some of the three are known and the others cannot be found.
+  """
+  env = os.environ if env is None else env
+  flags = {
+    'address': coordinator_address or None,
+    'num_processes': num_processes,
+    'process_id': process_id,
+  }
+  found = {} if None not in flags.values() else _detect(env, timeout_s)
+  if found is None:
+    found = {}
+  known = found | {k: v for k, v in flags.items() if v is not None}
+  if not known or known.get('num_processes') == 1:
+    return None
+  missing = [
+    flag
+    for key, flag in (
+      ('address', '--coordinator_address'),
+      ('num_processes', '--num_processes'),
+      ('process_id', '--process_id'),
+    )
+    if known.get(key) is None
+  ]
+  if missing:
+    raise errors.UsageError(
+      f'To run as one of many processes, give {" and ".join(missing)} too '
+      f'(known so far: { {k: v for k, v in known.items() if v is not None} }).'
+    )
+  return Cluster(**known)
+
+
+def _detect(env: Env, timeout_s: float) -> dict | None:
+  for launcher in (from_variables, from_slurm, from_open_mpi, from_kubernetes):
+    found = launcher(env)
+    if found is not None:
+      return found
+  if any(key in env for key in _JAX_KNOWS):
+    return _from_jax(timeout_s)
+  return None
+
+
+# What only a TPU VM or a Kubernetes pod has.
+_JAX_KNOWS = ('TPU_WORKER_HOSTNAMES', 'TPU_NAME', 'MEGASCALE_NUM_SLICES')
+
+
+def _from_jax(timeout_s: float) -> dict | None:
+  from paxlike.sync import _kv  # JAX is loaded only where it is needed
+
+  found = _kv.detect_with_jax(timeout_s)
+  if found is None:
+    return None
+  address, num_processes, process_id = found
+  return {
+    'address': address,
+    'num_processes': num_processes,
+    'process_id': process_id,
+    'origin': 'JAX',
+  }
+
+
+def from_variables(env: Env) -> dict | None:
+  """JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES, JAX_PROCESS_ID, all three."""
+  names = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
+  if not all(name in env for name in names):
+    return None
+  address, num_processes, process_id = (env[name] for name in names)
+  return {
+    'address': address,
+    'num_processes': int(num_processes),
+    'process_id': int(process_id),
+    'origin': 'the environment',
+  }
+
+
+def from_slurm(env: Env) -> dict | None:
+  """A task that srun started; a batch script by itself is one process."""
+  names = ('SLURM_JOB_ID', 'SLURM_STEP_NODELIST', 'SLURM_PROCID')
+  if not all(name in env for name in names):
+    return None
+  # Not SLURM_NTASKS: that is the job's, and set in the batch script too.
+  num_processes = int(env.get('SLURM_STEP_NUM_TASKS', '1'))
+  step = f'{env["SLURM_JOB_ID"]}.{env.get("SLURM_STEP_ID", "0")}'
+  host = first_host(env['SLURM_STEP_NODELIST'])
+  return {
+    'address': f'{host}:{_port(step, env)}',
+    'num_processes': num_processes,
+    'process_id': int(env['SLURM_PROCID']),
+    'local_device_ids': _own_device(
+      env,
+      local_id=int(env.get('SLURM_LOCALID', '0')),
+      several=_tasks_here(env.get('SLURM_STEP_TASKS_PER_NODE', '1')) > 1,
+    ),
+    'origin': 'Slurm',
+  }
+
+
+def from_open_mpi(env: Env) -> dict | None:
+  """A rank of mpirun, Open MPI 4 or 5; process 0 is taken to be where it ran.
+
+  Where it is not (mpirun started on a login node), give --coordinator_address.
+  """
+  if 'OMPI_COMM_WORLD_RANK' not in env:
+    return None
+  num_processes = int(env['OMPI_COMM_WORLD_SIZE'])
+  num_local = int(env.get('OMPI_COMM_WORLD_LOCAL_SIZE', '1'))
+  job = env.get('OMPI_MCA_orte_hnp_uri') or env.get('PMIX_NAMESPACE', '')
+  host = '127.0.0.1' if num_local == num_processes else _mpi_host(job)
+  return {
+    'address': f'{host}:{_port(job, env)}' if host else None,
+    'num_processes': num_processes,
+    'process_id': int(env['OMPI_COMM_WORLD_RANK']),
+    'local_device_ids': _own_device(
+      env,
+      local_id=int(env.get('OMPI_COMM_WORLD_LOCAL_RANK', '0')),
+      several=num_local > 1,
+    ),
+    'origin': 'Open MPI',
+  }
+
+
+def _mpi_host(job: str) -> str | None:
+  """The launcher's host, from either release's name of the job.
+
+  Open MPI 4: '1531576320.0;tcp://10.96.0.1,10.148.0.1:34911'.
+  Open MPI 5: 'prterun-node7-4711@1'.
+  """
+  four = re.search(r'tcp6?://\[?([^,\]]+?)(?:[,\]]|:\d+$)', job)
+  five = re.match(r'prterun-(.+)-\d+@\d+$', job)
+  match = four or five
+  return match.group(1) if match else None
+
+
+def from_kubernetes(
+  env: Env, fqdn: Callable[[], str] = socket.getfqdn
+) -> dict | None:
+  """A pod of an Indexed Job or a JobSet.
+
+  Needs JAX_NUM_PROCESSES in the manifest (launch/ has one), since a pod cannot
+  see how many it is one of. A JobSet of several jobs also says
+  JAX_PROCESSES_PER_JOB and the index of its job, JOB_INDEX.
+  """
+  if 'KUBERNETES_SERVICE_HOST' not in env or 'JOB_COMPLETION_INDEX' not in env:
+    return None
+  index = int(env['JOB_COMPLETION_INDEX'])
+  if 'JOB_INDEX' in env and 'JAX_PROCESSES_PER_JOB' in env:
+    index += int(env['JOB_INDEX']) * int(env['JAX_PROCESSES_PER_JOB'])
+  num_processes = env.get('JAX_NUM_PROCESSES')
+  if num_processes is None:
+    raise errors.UsageError(
+      'This is a pod of an Indexed Job, but JAX_NUM_PROCESSES is not set: set '
+      'it in the manifest to the number of pods.'
+    )
+  return {
+    'address': env.get('JAX_COORDINATOR_ADDRESS')
+    or _first_pod(fqdn(), env['JOB_COMPLETION_INDEX'], env),
+    'num_processes': int(num_processes),
+    'process_id': index,
+    'origin': 'Kubernetes',
+  }
+
+
+def _first_pod(fqdn: str, index: str, env: Env) -> str | None:
+  """Pod `<job>-<index>.<service>...` has its first at `<job>-0.<service>`."""
+  pod, dot, service = fqdn.partition('.')
+  if not dot or not pod.endswith(f'-{index}'):
+    return None
+  return f'{pod.removesuffix(index)}0.{service}:{_port(service, env)}'
+
+
+def first_host(nodes: str) -> str:
+  """The first of a Slurm node list: 'n[007,010-12],login' is 'n007'."""
+  match = re.match(r'([^,\[]+)(?:\[([^,\]-]+)[^\]]*\]([^,]*))?', nodes)
+  if match is None:
+    raise errors.UsageError(f'Cannot read the Slurm node list {nodes!r}.')
+  prefix, number, suffix = match.groups()
+  return prefix + (number or '') + (suffix or '')
+
+
+def _tasks_here(tasks_per_node: str) -> int:
+  """The largest of Slurm's '2(x3),1'."""
+  return max(int(n) for n in re.findall(r'(\d+)(?:\(x\d+\))?', tasks_per_node))
+
+
+def _own_device(
+  env: Env, *, local_id: int, several: bool
+) -> tuple[int, ...] | None:
+  """One device a process, unless the launcher has dealt them out already."""
+  visible = env.get('CUDA_VISIBLE_DEVICES', env.get('ROCR_VISIBLE_DEVICES'))
+  dealt = visible is not None and len(visible.split(',')) == 1
+  return (local_id,) if several and not dealt else None
+
+
+def _port(job: str, env: Env) -> int:
+  """The same port on every process, another one for another job."""
+  if port := env.get('JAX_COORDINATOR_PORT'):
+    return int(port)
+  return _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS
