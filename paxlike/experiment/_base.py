@@ -3,7 +3,7 @@
 import abc
 from typing import TYPE_CHECKING, Any
 
-from paxlike import checkpoint, parallel
+from paxlike import checkpoint, parallel, reporting
 
 if TYPE_CHECKING:
   import fiddle as fdl
@@ -50,6 +50,12 @@ class BaseExperiment(abc.ABC):
     import fiddle as fdl
 
     return fdl.Config(checkpoint.CheckpointConfig)
+
+  def decode_p(self) -> 'fdl.Config[Any]':
+    """Config of how decode outputs are written."""
+    import fiddle as fdl
+
+    return fdl.Config(reporting.DecodeParams)
 
   def validate(self) -> None:  # noqa: B027 - optional to override
     """Raises `errors.ConfigError` if the knobs do not fit together.

@@ -26,6 +26,7 @@ class Resolved:
     decode_input_p: Configs of the inputs to decode.
     mesh_p: Config of the mesh.
     checkpoint_p: Config of how checkpoints are stored.
+    decode: Config of how decode outputs are written.
   """
 
   name: str
@@ -36,6 +37,7 @@ class Resolved:
   decode_input_p: list[Any]
   mesh_p: Any
   checkpoint_p: Any
+  decode: Any
 
   def roots(self) -> dict[str, Any]:
     """The config trees by the names that `--set` uses; absent ones left out."""
@@ -52,6 +54,7 @@ _ROOTS = (
   'decode_input_p',
   'mesh_p',
   'checkpoint_p',
+  'decode',
 )
 
 
@@ -118,6 +121,7 @@ def _roots_of(made: _base.BaseExperiment) -> dict[str, Any]:
     'decode_input_p': _list(made.decode_input_p(), 'decode_input_p'),
     'mesh_p': made.mesh_p(),
     'checkpoint_p': made.checkpoint_p(),
+    'decode': made.decode_p(),
   }
   # Each a copy: an experiment may hand out one node in two places, and a
   # setting must change only the place that it names.

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
   from paxlike.programs._eval import EvalResult as EvalResult
   from paxlike.programs._eval import batches as batches
   from paxlike.programs._train import TrainProgram as TrainProgram
+  from paxlike.programs._train import abstract_state as abstract_state
 
 __getattr__, __dir__, __all__ = lazy.attach(
   __name__,
@@ -20,6 +21,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'EvalResult': '_eval',
     'batches': '_eval',
     'TrainProgram': '_train',
+    'abstract_state': '_train',
     'steps': 'steps',
   },
 )

@@ -21,7 +21,7 @@ class TrainProgram:
     self._task = task
     self._partitioner = partitioner
     self._in_flight: collections.deque[jax.Array] = collections.deque()
-    self.abstract_state = _abstract_state(task, partitioner)
+    self.abstract_state = abstract_state(task, partitioner)
     shardings = jax.tree.map(lambda a: a.sharding, self.abstract_state)
     self._init = jax.jit(task.init_state, out_shardings=shardings)
     self._step = jax.jit(
@@ -62,7 +62,7 @@ class TrainProgram:
     return self._norms(state.mdl_vars['params'])
 
 
-def _abstract_state(
+def abstract_state(
   task: tasks.Task, partitioner: parallel.Partitioner
 ) -> tasks.TrainState:
   """The state's shapes and where they live; touches no device."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
   from paxlike.reporting._metrics_log import read_metrics as read_metrics
   from paxlike.reporting._pairs import WriteKeyValuePairs as WriteKeyValuePairs
   from paxlike.reporting._pairs import read_key_values as read_key_values
+  from paxlike.reporting._params import DecodeParams as DecodeParams
   from paxlike.reporting._progress import ProgressLine as ProgressLine
   from paxlike.reporting._status import Status as Status
   from paxlike.reporting._status import read_status as read_status
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__, __all__ = lazy.attach(
   __name__,
   {
+    'DecodeParams': '_params',
     'KeyValueWriter': '_key_values',
     'ProgressLine': '_progress',
     'Status': '_status',
