@@ -3,7 +3,7 @@
 `_kv` gives it over JAX's coordination service, tests over a dictionary.
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from paxlike.core import errors
 
@@ -16,6 +16,7 @@ class StoreLostError(errors.SyncError):
   """The service does not answer any more, or was closed here."""
 
 
+@runtime_checkable
 class Store(Protocol):
   """Keys with byte values; each call is one message to the service."""
 

@@ -12,6 +12,7 @@ from paxlike.sync import _progress as progress_lib
 
 
 @runtime_checkable
+@runtime_checkable
 class World(Protocol):
   """The processes of one job, seen from one of them.
 
