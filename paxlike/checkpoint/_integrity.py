@@ -1,0 +1,126 @@
+"""Checksums, and frames that make a small file prove itself.
+
+Promises: every flipped bit, cut, hole or exchange of a framed file is found
+when it is opened, the frame's own header included. What is inside is the
+caller's.
+
+A frame is 48 bytes, little-endian, then the payload:
+
+    8 bytes  magic 'paxl.ckp'      8 bytes  step
+    2 bytes  format                16 bytes attempt id
+    2 bytes  kind                  8 bytes  length of the payload
+    4 bytes  crc32c of these 44 bytes (magic..length) and then the payload
+"""
+
+import enum
+import struct
+from typing import Any
+
+import google_crc32c
+import numpy as np
+
+from paxlike.core import errors
+
+MAGIC = b'paxl.ckp'
+FORMAT = 1
+BLOCK_BYTES = 1 << 20
+_HEAD = struct.Struct('<8sHHq16sQ')
+_CRC = struct.Struct('<I')
+HEADER_BYTES = _HEAD.size + _CRC.size
+
+
+class Kind(enum.IntEnum):
+  """What a frame holds, so that one file cannot pass for another."""
+
+  MANIFEST = 1
+  INDEX = 2
+  ITEM = 3
+  MSGPACK = 4
+  DATA_HEADER = 5
+
+
+def crc32c(data: Any, start: int = 0) -> int:
+  """CRC-32C of bytes or of a uint8 array, going on from `start`."""
+  return google_crc32c.extend(start, data)
+
+
+def block_crcs(extent: np.ndarray) -> list[int]:
+  """CRC-32C of each 1 MiB of a flat uint8 array."""
+  value = google_crc32c.value
+  if extent.size <= BLOCK_BYTES:
+    return [value(extent)] if extent.size else []
+  return [
+    value(extent[at : at + BLOCK_BYTES])
+    for at in range(0, extent.size, BLOCK_BYTES)
+  ]
+
+
+def pack(payload: bytes, *, kind: Kind, step: int, attempt: bytes) -> bytes:
+  """Puts a payload into a frame."""
+  head = _HEAD.pack(MAGIC, FORMAT, kind, step, attempt, len(payload))
+  crc = crc32c(payload, crc32c(head))
+  return b''.join((head, _CRC.pack(crc), payload))
+
+
+def unpack(
+  data: bytes,
+  *,
+  kind: Kind,
+  path: str,
+  step: int | None = None,
+  attempt: bytes | None = None,
+) -> bytes:
+  """Takes the payload out of a frame, or says what is wrong with the file.
+
+  Args:
+    data: The whole file.
+    kind: What it must hold.
+    path: The file's name, for the message.
+    step: The step that it must belong to; None takes any.
+    attempt: The attempt that it must belong to; None takes any.
+
+  Returns:
+    The payload.
+
+  Raises:
+    CheckpointDamagedError: The file is not what was written.
+  """
+
+  def damaged(what: str) -> errors.CheckpointDamagedError:
+    return errors.CheckpointDamagedError(f'{path} is damaged: {what}.')
+
+  if len(data) < HEADER_BYTES:
+    raise damaged(
+      f'it has {len(data)} bytes, fewer than the {HEADER_BYTES} of a header'
+    )
+  magic, version, found_kind, found_step, found_attempt, length = (
+    _HEAD.unpack_from(data)
+  )
+  if magic != MAGIC:
+    raise damaged(f'it begins with {magic!r}, not {MAGIC!r}')
+  (crc,) = _CRC.unpack_from(data, _HEAD.size)
+  payload = memoryview(data)[HEADER_BYTES:].tobytes()
+  # The sum is looked at before the fields: a flipped bit in a field must read
+  # as damage, not as another version or another step.
+  if crc32c(payload, crc32c(data[: _HEAD.size])) != crc:
+    if length != len(payload):
+      raise damaged(
+        f'its payload has {len(payload)} bytes where its header says {length}'
+      )
+    raise damaged(f'bytes 0 to {len(data)} do not match their checksum')
+  if version != FORMAT:
+    raise errors.CheckpointDamagedError(
+      f'{path} has format {version}; this version of paxlike reads {FORMAT}.'
+    )
+  if found_kind != kind:
+    raise damaged(f'it holds kind {found_kind}, not {kind.name}')
+  if step is not None and found_step != step:
+    raise damaged(f'it belongs to step {found_step}, not {step}')
+  if attempt is not None and found_attempt != attempt:
+    raise damaged('it belongs to another attempt to save this step')
+  return payload
+
+
+def attempt_of(data: bytes) -> bytes:
+  """The attempt id in a frame that `unpack` has accepted."""
+  return _HEAD.unpack_from(data)[4]

@@ -1,0 +1,497 @@
+"""The checkpoint manager: what a trainer saves to and restores from."""
+
+import concurrent.futures
+import os
+import re
+import socket
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from absl import logging
+
+from paxlike import sync
+from paxlike.checkpoint import (
+  _commit,
+  _config,
+  _history,
+  _layout,
+  _restoring,
+  _staging,
+  _state,
+  _stores,
+  _sweep,
+)
+from paxlike.checkpoint import _restore as restore_lib
+from paxlike.core import clock as clocks
+from paxlike.core import errors, fs
+
+_SLOW_S = 0.05
+
+
+class CheckpointManager:
+  """Owns a directory of checkpoints: saves, restores, keeps and sweeps.
+
+  Every process of a job makes one and calls the same methods in the same
+  order. A step is all or nothing, for every reader and after any crash.
+
+  With `read_only` (evaluation, decoding) nothing in the directory is changed
+  but for a lease on the step being read, and the steps are looked up anew
+  each time.
+
+      with checkpoint.CheckpointManager(
+        directory, save_policy=policy, keep_policy=keep
+      ) as manager:
+        if manager.should_save(step):
+          manager.save(step, state, items={'input_state': position})
+  """
+
+  def __init__(
+    self,
+    directory: str | os.PathLike[str],
+    *,
+    config: _config.CheckpointConfig | None = None,
+    save_policy: _config.SavePolicy | None = None,
+    keep_policy: _config.KeepPolicy | None = None,
+    world: sync.World | None = None,
+    clock: clocks.Clock = clocks.SYSTEM,
+    file_system: fs.FileSystem | None = None,
+    read_only: bool = False,
+  ):
+    self._config = config or _config.CheckpointConfig()
+    self._kind = _config.CheckpointType(self._config.type)
+    self._save_policy = save_policy or _config.SavePolicy(every_steps=1)
+    self._world = (world or sync.world()).scoped('checkpoint')
+    self._directory = fs.expand(os.fspath(directory))
+    self._fs = file_system or fs.for_path(self._directory)
+    self._clock = clock
+    self._read_only = read_only
+    self._place = _commit.Place(
+      directory=self._directory,
+      file_system=self._fs,
+      world=self._world,
+      clock=clock,
+      config=self._config,
+      keep_policy=keep_policy or _config.KeepPolicy(),
+    )
+    self._arena = _staging.Arena(max_bytes=self._config.max_host_bytes)
+    self._writer = concurrent.futures.ThreadPoolExecutor(
+      1, thread_name_prefix='checkpoint-commit'
+    )
+    self._remover = concurrent.futures.ThreadPoolExecutor(
+      1, thread_name_prefix='checkpoint-remove'
+    )
+    self._in_flight: concurrent.futures.Future[_commit.Committed] | None = None
+    self._in_flight_step = -1
+    self._num_calls = 0
+    self._is_closed = False
+    self._records = self._open()
+    self._last_save_s = self._since_last_record()
+
+  @property
+  def directory(self) -> str:
+    """The directory of all steps."""
+    return self._directory
+
+  def __enter__(self) -> 'CheckpointManager':
+    return self
+
+  def __exit__(self, kind: Any, value: Any, traceback: Any) -> None:
+    try:
+      self.close()
+    except errors.SaveError:
+      if value is None:
+        raise
+      # The block's own error is the news; this one is told, not raised.
+      logging.exception('A checkpoint failed while another error ended the run')
+
+  # --- opening
+
+  def _name(self, what: str) -> str:
+    self._num_calls += 1
+    return f'{what}/{self._num_calls}'
+
+  def _from_first(self, what: str, make: Any) -> Any:
+    """What process 0 finds or decides, on every process; its error too."""
+    data = None
+    error: BaseException | None = None
+    if self._world.process_index == 0:
+      try:
+        data = b'+' + make()
+      except (errors.PaxlikeError, OSError) as e:
+        error = e
+        data = b'-' + str(e).encode()
+    data = self._world.broadcast(
+      self._name(what), data, timeout_s=self._config.timeout_s
+    )
+    if error is not None:
+      raise error
+    if data[:1] == b'-':
+      raise errors.CheckpointError(data[1:].decode())
+    return data[1:]
+
+  def _open(self) -> list[_history.Record]:
+    make = self._list if self._read_only else self._take_over
+    data = self._from_first('open', make)
+    return _history.decode(data, path=self._directory)
+
+  def _list(self) -> bytes:
+    names = _history.committed_names(self._fs, self._directory)
+    return _history.encode(_history.load(self._fs, self._directory, names))
+
+  def _take_over(self) -> bytes:
+    """Makes the directory ours: checks that we can write, clears litter."""
+    wrong = _layout.explain_bad_directory(self._fs, self._directory)
+    if wrong and _layout.parse_step(fs.base_name(self._directory)) is not None:
+      raise errors.ConfigError(wrong)
+    try:
+      self._fs.make_dirs(self._directory)
+      probe = fs.join(self._directory, f'.probe_{os.getpid()}')
+      self._fs.write_new(probe, b'')
+      self._fs.remove(probe)
+    except OSError as e:
+      raise errors.SaveError(
+        f'Checkpoints cannot be written to {self._directory}: {e}. Nothing '
+        'has been trained; choose another --job_log_dir.'
+      ) from e
+    temporary, deleting = _sweep.litter(self._fs, self._directory)
+    for path in temporary:
+      logging.warning('%s was left by a save that never ended; removed.', path)
+    _sweep.remove(self._fs, [*temporary, *deleting])
+    data = self._list()
+    records = _history.decode(data, path=self._directory)
+    if records and records[-1].timestamp_s > self._clock.now_s():
+      logging.warning(
+        'The clock went back: step %d was saved %.0f s in the future.',
+        records[-1].step,
+        records[-1].timestamp_s - self._clock.now_s(),
+      )
+    return data
+
+  def _since_last_record(self) -> float:
+    """When the last save was, on the monotonic clock."""
+    now_s = self._clock.monotonic_s()
+    if not self._records:
+      return now_s
+    return now_s - max(0.0, self._clock.now_s() - self._records[-1].timestamp_s)
+
+  # --- looking
+
+  def steps(self) -> list[int]:
+    """All committed steps, ascending; a reader looks them up anew.
+
+    With `read_only` every process must call it, like a barrier.
+    """
+    self._collect()
+    if self._read_only:
+      data = self._from_first('steps', self._list)
+      self._records = _history.decode(data, path=self._directory)
+    return [record.step for record in self._records]
+
+  def latest_step(self) -> int | None:
+    """The newest committed step, or None."""
+    steps = self.steps()
+    return steps[-1] if steps else None
+
+  def records(self) -> list[_history.Record]:
+    """What is known of each committed step, as of the last look."""
+    self._collect()
+    return list(self._records)
+
+  def should_save(self, step: int) -> bool:
+    """Whether a save is due after `step` updates, the same on every process.
+
+    Rules that look at a clock are decided by process 0, at the price of one
+    message a call.
+    """
+    last = self._newest_step()
+    if last is None:
+      decision = True
+    elif step <= last:
+      return False
+    else:
+      every = self._save_policy.every_steps
+      decision = self._save_policy.due(
+        steps_since=step - last // every * every,
+        s_since=self._clock.monotonic_s() - self._last_save_s,
+      ) or (self._save_policy.continuous and not self._is_busy())
+    if self._save_policy.needs_clock and self._world.process_count > 1:
+      mine = b'1' if decision else b'0'
+      return self._from_first('should_save', lambda: mine) == b'1'
+    return decision
+
+  def _newest_step(self) -> int | None:
+    newest = self._records[-1].step if self._records else -1
+    if self._in_flight is not None:
+      newest = max(newest, self._in_flight_step)
+    return newest if newest >= 0 else None
+
+  def _is_busy(self) -> bool:
+    return self._in_flight is not None and not self._in_flight.done()
+
+  # --- saving
+
+  def prepare(self, state: Any) -> None:
+    """Readies host memory for a state like this, so the first save is fast.
+
+    Returns at once; the memory is touched in the background.
+    """
+    size_bytes = _stores.staging_bytes(
+      self._kind,
+      _state.take_apart(state),
+      process=self._world.process_index,
+      part_bytes=self._fs.part_bytes,
+    )
+    self._writer.submit(self._arena.touch, size_bytes)
+
+  def save(
+    self,
+    step: int,
+    state: Any,
+    *,
+    items: Mapping[str, Any] | None = None,
+    metrics: Mapping[str, float] | None = None,
+    force: bool = False,
+    overwrite: bool = False,
+  ) -> bool:
+    """Saves a state as `step`, whether or not it is due.
+
+    Returns once the state is copied to host memory (`async_save`), or once it
+    is durable. The state may then be donated, changed or dropped. If the last
+    save is still being written, waits for it first.
+
+    Args:
+      step: Number of completed updates.
+      state: Nested arrays, numbers, text; the same structure on every process.
+      items: Further values by name, JSON or bytes, such as the data position.
+        Those of process 0 are kept.
+      metrics: Values to keep the best steps by.
+      force: Also save a step that is older than the newest.
+      overwrite: Replace this step if it is there; readers see one or the other.
+
+    Returns:
+      Whether it was saved: False if the step is there already, or is not newer
+      than the newest.
+
+    Raises:
+      SaveError: This save, or an earlier one in the background, failed.
+    """
+    self._check_writable()
+    self._wait_for_last(step)
+    if not self._accepts(step, force=force, overwrite=overwrite):
+      return False
+    encoded = {
+      name: _commit.encode_item(name, value)
+      for name, value in (items or {}).items()
+    }
+    apart = _state.take_apart(state)
+    staged, layouts = _stores.stage(
+      self._kind,
+      apart,
+      self._arena,
+      step=step,
+      process=self._world.process_index,
+      part_bytes=self._fs.part_bytes,
+    )
+    job = _commit.Job(
+      step=step,
+      name=self._name(f'save/{step}'),
+      staged=staged,
+      state=_state.State(apart.tree, apart.arrays, ()),
+      layouts=layouts,
+      items=encoded,
+      metrics={k: float(v) for k, v in (metrics or {}).items()},
+      records=tuple(self._records),
+      overwrite=overwrite,
+    )
+    del apart
+    self._last_save_s = self._clock.monotonic_s()
+    self._in_flight_step = step
+    self._in_flight = self._writer.submit(self._commit, job)
+    try:
+      staged.fill()
+    except BaseException:
+      concurrent.futures.wait([self._in_flight])
+      self._in_flight = None
+      raise
+    if not self._config.async_save:
+      self.wait()
+    return True
+
+  def _commit(self, job: _commit.Job) -> _commit.Committed:
+    started_s = time.monotonic()
+    done = _commit.Commit(self._place, job).run()
+    if done.hidden:
+      self._remover.submit(_sweep.remove, self._fs, done.hidden)
+    logging.info(
+      'Step %d saved in %s, %.2f s.',
+      job.step,
+      self._directory,
+      time.monotonic() - started_s,
+    )
+    return done
+
+  def _check_writable(self) -> None:
+    if self._read_only:
+      raise errors.UsageError(
+        f'{self._directory} was opened read_only; nothing can be saved there.'
+      )
+    if self._is_closed:
+      raise errors.UsageError('This checkpoint manager is closed.')
+
+  def _wait_for_last(self, step: int) -> None:
+    if self._is_busy():
+      logging.warning(
+        'Saving step %d waits for step %d, which is still being written.',
+        step,
+        self._in_flight_step,
+      )
+    self.wait()
+
+  def _accepts(self, step: int, *, force: bool, overwrite: bool) -> bool:
+    if step < 0:
+      raise errors.UsageError(f'Step {step} cannot be saved: it is negative.')
+    steps = [record.step for record in self._records]
+    if step in steps and not overwrite:
+      logging.info('Step %d is saved already.', step)
+      return False
+    if steps and step < steps[-1] and not (force or overwrite):
+      logging.warning(
+        'Step %d is NOT saved: %s already holds step %d, which is newer. If '
+        'this run did not mean to start over, restore that one; else choose '
+        'another --job_log_dir.',
+        step,
+        self._directory,
+        steps[-1],
+      )
+      return False
+    return True
+
+  def wait(self) -> None:
+    """Blocks until nothing is being written.
+
+    Raises:
+      SaveError: What was being written failed, here or on another process.
+    """
+    if self._in_flight is not None:
+      concurrent.futures.wait([self._in_flight])
+    self._collect()
+
+  def _collect(self) -> None:
+    """Takes the result of a save that has ended, and raises its error."""
+    if self._in_flight is None or not self._in_flight.done():
+      return
+    done, self._in_flight = self._in_flight, None
+    try:
+      self._records = list(done.result().records)
+    except errors.SaveError as e:
+      if self._config.on_save_error == 'stop' or isinstance(
+        e.__cause__, errors.SyncError
+      ):
+        raise
+      logging.exception(
+        'Step %d was not saved; training goes on.', self._in_flight_step
+      )
+
+  def close(self) -> None:
+    """Waits for what is being written and lets go of everything.
+
+    Raises:
+      SaveError: What was being written failed.
+    """
+    if self._is_closed:
+      return
+    self._is_closed = True
+    try:
+      self.wait()
+    finally:
+      self._writer.shutdown()
+      self._remover.shutdown()
+
+  # --- restoring
+
+  def restore(
+    self,
+    target: Any = None,
+    *,
+    step: int | None = None,
+    only: str | None = None,
+    allow_missing: str | None = None,
+    allow_extra: str | None = None,
+    cast: bool = False,
+  ) -> restore_lib.Restored:
+    """Reads a step into the shapes, dtypes and shardings of `target`.
+
+    Args:
+      target: Nested `jax.ShapeDtypeStruct` with `.sharding`, or arrays and
+        numbers; values are not looked at. None gives plain dicts of NumPy
+        arrays, all of the step.
+      step: Which one; None is the newest.
+      only: Regular expression of whole leaf names; other leaves are neither
+        read nor compared, and come back as they are in `target`.
+      allow_missing: Regular expression of leaves that the checkpoint may lack.
+      allow_extra: Regular expression of leaves that `target` may lack.
+      cast: Whether floating arrays may change to another floating dtype.
+
+    Returns:
+      The step, the state, the items, and what became of every leaf.
+
+    Raises:
+      CheckpointNotFoundError: There is no such step, or none at all.
+      CheckpointDamagedError: Bytes are not those that were written.
+      RestoreMismatchError: The state does not fit; every leaf is named.
+    """
+    if not self._read_only:
+      self.wait()
+    for pattern in (only, allow_missing, allow_extra):
+      if pattern is not None:
+        re.compile(pattern)
+    selection = restore_lib.Selection(
+      only=only,
+      allow_missing=allow_missing,
+      allow_extra=allow_extra,
+      cast=cast,
+    )
+    restoring = _restoring.Restoring(
+      self._place,
+      name=self._name('restore'),
+      selection=selection,
+      lease_id=self._lease_id() if self._read_only else None,
+    )
+    return restoring.run(target, step)
+
+  def _lease_id(self) -> str:
+    return f'{socket.gethostname()}_{os.getpid()}_{os.urandom(4).hex()}'
+
+  # --- deleting
+
+  def delete(self, step: int) -> None:
+    """Deletes one step; one that is absent is fine. All processes call it."""
+    self._delete([step])
+
+  def forget_above(self, step: int) -> None:
+    """Deletes every step newer than `step`. All processes call it."""
+    self.wait()
+    self._delete([r.step for r in self._records if r.step > step])
+
+  def _delete(self, steps: list[int]) -> None:
+    self._check_writable()
+    self.wait()
+    doomed = set(steps)
+    kept = [r for r in self._records if r.step not in doomed]
+    self._from_first('delete', lambda: self._delete_here(doomed, kept))
+    self._records = kept
+
+  def _delete_here(
+    self, doomed: set[int], kept: list[_history.Record]
+  ) -> bytes:
+    names = _history.committed_names(self._fs, self._directory)
+    hidden = _sweep.hide(
+      self._fs,
+      self._directory,
+      [names[step] for step in sorted(doomed, reverse=True) if step in names],
+      clock=self._clock,
+    )
+    _history.store(self._fs, self._directory, kept)
+    _sweep.remove(self._fs, hidden)
+    return b''

@@ -1,0 +1,81 @@
+"""What a reader is asked for, and files that prove themselves."""
+
+import dataclasses
+
+import numpy as np
+
+from paxlike.checkpoint import _boxes, _integrity, _staging, _state
+from paxlike.core import errors, fs
+from paxlike.protos import checkpoint_pb2 as pb
+
+
+class VanishedError(errors.CheckpointDamagedError):
+  """A file that the manifest names is gone: lost, or just being deleted."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+  """A box of an array and the memory that it goes to.
+
+  Attributes:
+    array: Number of the array in the manifest.
+    box: Which part of it.
+    out: C-order array of the box's shape and the saved dtype.
+    memory: The bytes under `out`, with the room after it that may be
+      overwritten; `out` begins where it begins.
+  """
+
+  array: int
+  box: _boxes.Box
+  out: np.ndarray
+  memory: np.ndarray
+
+
+def make(array: int, box: _boxes.Box, info: _state.ArrayInfo) -> Request:
+  """A request with fresh memory that nothing else will ever use."""
+  num_bytes = box.size * info.dtype.itemsize
+  memory = _staging.aligned_empty(num_bytes)
+  out = memory[:num_bytes].view(info.dtype).reshape(box.shape)
+  return Request(array, box, out, memory)
+
+
+def open_file(file_system: fs.FileSystem, path: str) -> fs.Reader:
+  """Opens a file that the manifest names; says so where it is gone."""
+  try:
+    return file_system.open_read(path)
+  except FileNotFoundError as e:
+    raise VanishedError(f'{path} is missing.') from e
+
+
+def read_framed(
+  file_system: fs.FileSystem,
+  path: str,
+  *,
+  kind: _integrity.Kind,
+  manifest: pb.Manifest,
+  size: int,
+  crc: int,
+) -> bytes:
+  """Reads a framed file that a manifest names and checks all of it.
+
+  Raises:
+    CheckpointDamagedError: It is not the file that was committed.
+  """
+  try:
+    data = file_system.read_bytes(path)
+  except FileNotFoundError as e:
+    raise VanishedError(f'{path} is missing.') from e
+  except OSError as e:
+    raise errors.CheckpointDamagedError(f'{path} cannot be read: {e}.') from e
+  if len(data) != size:
+    raise errors.CheckpointDamagedError(
+      f'{path} is damaged: it has {len(data)} bytes, not {size}.'
+    )
+  payload = _integrity.unpack(
+    data, kind=kind, path=path, step=manifest.step, attempt=manifest.attempt
+  )
+  if _integrity.crc32c(data) != crc:
+    raise errors.CheckpointDamagedError(
+      f'{path} is damaged: it is whole but not the file that was committed.'
+    )
+  return payload

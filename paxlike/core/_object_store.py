@@ -1,0 +1,189 @@
+"""Google Cloud Storage and S3 as a `FileSystem`, through fsspec.
+
+Promises: an object is seen whole or not at all, as these stores do by
+themselves. A directory is nothing but a common beginning of names, and there
+is no rename: who needs several objects to appear at once writes one last that
+says so.
+"""
+
+import calendar
+import functools
+import io
+from typing import IO, Any, cast
+
+from paxlike.core import errors, fs
+
+_PROTOCOLS = {'gs': ('gcs', 'gcsfs'), 's3': ('s3', 's3fs')}
+
+
+class ObjectStore(fs.FileSystem):
+  """The objects of one kind of store.
+
+  Attributes:
+    store: The fsspec file system that carries the requests.
+  """
+
+  atomic_rename = False
+  part_bytes = 64 << 20
+  num_threads = 8
+  whole_parts = True
+
+  def __init__(self, store: Any):
+    self.store = store
+
+  def read_bytes(self, path: str) -> bytes:
+    return self.store.cat_file(path)
+
+  def write_new(self, path: str, data: bytes) -> None:
+    self.store.pipe_file(path, data)
+
+  def write_atomic(self, path: str, data: bytes) -> None:
+    self.store.pipe_file(path, data)
+
+  def exists(self, path: str) -> bool:
+    return bool(self.store.exists(path))
+
+  def is_dir(self, path: str) -> bool:
+    return bool(self.store.isdir(path))
+
+  def list_dir(self, path: str) -> list[str]:
+    found = self.store.ls(path, detail=False, refresh=True)
+    own = path.split('://', 1)[-1].rstrip('/')
+    names = {fs.base_name(name) for name in found if name.rstrip('/') != own}
+    return sorted(names)
+
+  def make_dirs(self, path: str) -> None:
+    del path
+
+  def rename(self, source: str, target: str) -> None:
+    raise OSError(
+      f'{source} cannot become {target}: an object store has no rename.'
+    )
+
+  def remove(self, path: str) -> None:
+    try:
+      self.store.rm_file(path)
+    except FileNotFoundError:
+      pass
+    except OSError:
+      # What is no object is a directory, and those vanish by themselves.
+      if self.store.exists(path) and not self.store.isdir(path):
+        raise
+
+  def remove_tree(self, path: str) -> None:
+    for name in self._children(path):
+      below = fs.join(path, name)
+      if self.store.isdir(below):
+        self.remove_tree(below)
+      else:
+        self.remove(below)
+
+  def open_append(self, path: str) -> IO[bytes]:
+    return cast(IO[bytes], _Appender(self, path))
+
+  def size(self, path: str) -> int:
+    return int(self.store.info(path)['size'])
+
+  def mtime_s(self, path: str) -> float:
+    modified = self.store.modified(path)
+    return calendar.timegm(modified.utctimetuple())
+
+  def create(self, path: str, size_bytes: int) -> fs.Writer:
+    del size_bytes
+    return _ObjectWriter(self, path)
+
+  def open_read(self, path: str) -> fs.Reader:
+    return _ObjectReader(self, path)
+
+
+class _ObjectWriter:
+  """Holds what is written, in order, and sends it at the end."""
+
+  def __init__(self, owner: ObjectStore, path: str):
+    self._owner = owner
+    self._path = path
+    self._pieces: list[memoryview] = []
+    self._length = 0
+
+  def write_at(self, offset: int, data: memoryview) -> None:
+    if offset != self._length:
+      raise ValueError(
+        f'{self._path} is written at {offset} after {self._length} bytes; an '
+        'object is written from start to end.'
+      )
+    self._pieces.append(data)
+    self._length += len(data)
+
+  def finish(self) -> None:
+    self._owner.write_new(self._path, b''.join(self._pieces))
+    self._pieces = []
+
+  def abort(self) -> None:
+    self._pieces = []
+
+
+class _ObjectReader:
+  """Reads ranges of one object."""
+
+  def __init__(self, owner: ObjectStore, path: str):
+    self._store = owner.store
+    self._path = path
+    self.size = owner.size(path)
+
+  def read_into(self, offset: int, into: memoryview) -> int:
+    end = min(offset + len(into), self.size)
+    if end <= offset:
+      return 0
+    data = self._store.cat_file(self._path, start=offset, end=end)
+    into[: len(data)] = data
+    return len(data)
+
+  def close(self) -> None:
+    pass
+
+
+class _Appender(io.RawIOBase):
+  """Sends the whole object anew whenever it is flushed or closed."""
+
+  def __init__(self, owner: ObjectStore, path: str):
+    super().__init__()
+    self._owner = owner
+    self._path = path
+    self._data = bytearray(
+      owner.read_bytes(path) if owner.exists(path) else b''
+    )
+    self._is_changed = False
+
+  def writable(self) -> bool:
+    return True
+
+  def write(self, data: Any) -> int:
+    self._data += data
+    self._is_changed = True
+    return len(data)
+
+  def flush(self) -> None:
+    if self._is_changed and not self.closed:
+      self._owner.write_new(self._path, bytes(self._data))
+      self._is_changed = False
+
+  def close(self) -> None:
+    if not self.closed:
+      self.flush()
+    super().close()
+
+
+@functools.cache
+def for_scheme(scheme: str) -> ObjectStore:
+  """The store of `gs` or `s3` paths; credentials as its own tools find them."""
+  protocol, package = _PROTOCOLS[scheme]
+  try:
+    import fsspec
+
+    store = fsspec.filesystem(protocol, use_listings_cache=False)
+  except ImportError as e:
+    extra = 'gcs' if scheme == 'gs' else scheme
+    raise errors.UsageError(
+      f"{scheme}:// needs the package {package}: pip install 'paxlike[{extra}]'"
+    ) from e
+  return ObjectStore(store)
