@@ -1,1 +1,1 @@
-"""TODO."""
+"""The commands of `paxlike COMMAND`: one module each, `main(arguments)`."""

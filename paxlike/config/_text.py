@@ -51,13 +51,19 @@ class Writer:
       if name in arguments:
         yield from self.lines(arguments.pop(name), f'{path}.{name}')
       elif field.factory is not None:
-        made = f'{_reference(field.factory)}()'
+        # Called only where that cannot do anything: dict(), list(), set().
+        is_plain = field.factory.__module__ == 'builtins'
+        made = (
+          repr(field.factory())
+          if is_plain
+          else f'{_reference(field.factory)}()'
+        )
         yield f'{path}.{name} = {made}  # default'
       elif field.default is not fields.Field.REQUIRED:
         yield from self.lines(
           field.default, f'{path}.{name}', note='  # default'
         )
-      else:
+      elif not kind:  # what a template lacks, its caller gives
         yield f'{path}.{name}  # not set'
     for name, item in arguments.items():
       step = f'[{name}]' if isinstance(name, int) else f'.{name}'

@@ -60,7 +60,7 @@ def _build(node: Any) -> None:
 def _data_nodes(node: Any, path: str) -> Iterator[tuple[str, Any]]:
   """The topmost nodes that are data all through."""
   if hasattr(type(node), '__build__'):
-    if _is_data(node):
+    if _is_data(node) and not _is_template(node):
       yield path, node
       return
     for name, item in node.__arguments__.items():
@@ -81,11 +81,15 @@ def _is_data(node: Any) -> bool:
   if not hasattr(type(node), '__build__'):
     return True
   target = node.__fn_or_cls__
-  if type(node).__name__ == 'Partial':
-    return True  # a template: nothing is called
   is_frozen = (
     isinstance(target, type)
     and dataclasses.is_dataclass(target)
     and target.__dataclass_params__.frozen  # pyright: ignore[reportAttributeAccessIssue]
   )
-  return is_frozen and all(_is_data(v) for v in node.__arguments__.values())
+  calls_nothing_else = is_frozen or _is_template(node)
+  return calls_nothing_else and all(map(_is_data, node.__arguments__.values()))
+
+
+def _is_template(node: Any) -> bool:
+  """Whether building `node` leaves the call, and some arguments, to others."""
+  return type(node).__name__ == 'Partial'

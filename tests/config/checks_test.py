@@ -41,3 +41,11 @@ def test_a_required_value_that_is_missing_is_named():
     errors.ConfigError, match=r'--set task_p.train.steps=VALUE'
   ):
     config.checks.check(tree, 'task_p')
+
+
+def test_a_template_may_lack_what_its_caller_gives():
+  task = fdl.Config(explode, part=fdl.Partial(toys.Train))
+  config.checks.check(task, 'task_p')
+  task.part.schedule = fdl.Config(Picky, value=-1)
+  with pytest.raises(errors.ConfigError, match='value is -1'):
+    config.checks.check(task, 'task_p')

@@ -151,7 +151,8 @@ def test_text_lists_every_value_in_force():
     'task_p.train.colour = RED  # default',
     'task_p.train.dtype = float32  # default',
     'task_p.train.schedule.peak = 1.0  # default',
-    'task_p.train.names = @builtins:list()  # default',
+    'task_p.train.names = []  # default',
+    'task_p.train.fresh = @tests.config.toys:Schedule()  # default',
     'task_p.layers[1].width = 2',
     'task_p.options.inner.shape = (4, 4)  # default',
   ]:

@@ -1,0 +1,418 @@
+"""The program: reads the command line, resolves the config, runs one job.
+
+Promises: what a user did wrong ends in one clear line and status 2; a failed
+run in one clear message and status 1; a run that was asked to stop in status
+75. Help and listing load no array library. What a job does is the runners'.
+"""
+
+import os
+import sys
+
+if not __package__:  # run as a script: make `import paxlike` find this tree
+  sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from absl import flags, logging
+
+from paxlike import cli
+from paxlike.core import errors, fs, suggest
+
+if TYPE_CHECKING:
+  from paxlike import experiment
+
+MODES = ('train', 'eval', 'decode')
+_EXIT_INTERRUPTED = 130
+_USAGE = """\
+paxlike --exp=NAME --mode=train|eval|decode --job_log_dir=DIR [flags]
+paxlike COMMAND ...
+"""
+
+
+def console() -> NoReturn:
+  """Entry point of the `paxlike` command."""
+  try:
+    status = main(sys.argv)
+    sys.stdout.flush()
+  except BrokenPipeError:  # the reader, such as `head`, has seen enough
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    status = errors.EXIT_FAILED
+  sys.exit(status)
+
+
+def main(argv: Sequence[str]) -> int:
+  """Runs the program.
+
+  Args:
+    argv: The command line, program first.
+
+  Returns:
+    The exit status: 0 done, 1 failed, 2 wrong use, 75 stopped on request.
+
+  Raises:
+    Exception: Whatever is no `PaxlikeError`, for its traceback to be seen.
+  """
+  try:
+    if len(argv) > 1 and not argv[1].startswith('-'):
+      return _run_command(argv[1], argv[2:])
+    return _run_job(argv)
+  except errors.PaxlikeError as error:
+    return _report(error)
+  except KeyboardInterrupt:
+    print('paxlike: interrupted', file=sys.stderr)
+    return _EXIT_INTERRUPTED
+
+
+def _report(error: errors.PaxlikeError) -> int:
+  """Says what went wrong, without a traceback, and gives the status."""
+  # Fiddle wraps what a constructor raises, to add lines about the place.
+  bare = getattr(error, 'proxy_base_exception', error)
+  logging.debug('Where it happened:', exc_info=error)
+  logging.flush()
+  print(f'paxlike: {bare}', file=sys.stderr)
+  return error.exit_status
+
+
+def _run_command(name: str, arguments: Sequence[str]) -> int:
+  """Runs `paxlike NAME ...`, which is `paxlike.cli.NAME.main`."""
+  known = _commands()
+  if name not in known:
+    raise errors.UsageError(
+      f'There is no command {name!r}. {suggest.hint(name, known)} To run a '
+      'job, give flags: paxlike --help'
+    )
+  command: Callable[[Sequence[str]], int] = importlib.import_module(
+    f'{cli.__name__}.{name}'
+  ).main
+  return command(arguments)
+
+
+def _commands() -> dict[str, str]:
+  """Names of commands with what each does, from its file's first line."""
+  found = {}
+  for module in pkgutil.iter_modules(cli.__path__):
+    if not module.name.startswith('_'):
+      path = os.path.join(cli.__path__[0], f'{module.name}.py')
+      with open(path, encoding='utf-8') as file:
+        found[module.name] = file.readline().strip().strip('"')
+  return found
+
+
+def _run_job(argv: Sequence[str]) -> int:
+  values = _parse(argv)
+  if values.help:
+    print(_help(values), end='')
+    return errors.EXIT_DONE
+  if values.version:
+    from paxlike import __version__
+
+    print(f'paxlike {__version__}')
+    return errors.EXIT_DONE
+  _check(values)
+  _set_up_logging(values.verbosity)
+  if not values.dump_config:
+    _set_up_compilation_cache(values)
+
+  from paxlike import config, experiment
+
+  resolved = experiment.resolve(experiment.get(values.exp), values.set)
+  if values.dump_config:
+    print(f'# experiment: {resolved.name}')
+    print(config.dump.to_text(resolved.roots()), end='')
+    return errors.EXIT_DONE
+  _run_mode(values, resolved, argv)
+  return errors.EXIT_DONE
+
+
+def _run_mode(
+  values: flags.FlagValues,
+  resolved: 'experiment.Resolved',
+  argv: Sequence[str],
+) -> None:
+  from paxlike import experiment, sync
+
+  job_log_dir = fs.expand(values.job_log_dir)
+  with sync.bootstrap(
+    coordinator_address=values.coordinator_address,
+    num_processes=values.num_processes,
+    process_id=values.process_id,
+  ) as world:
+    if world.process_count > 1:
+      _set_up_logging(values.verbosity, f' p{world.process_index}')
+    if world.process_index == 0:
+      experiment.write_record(job_log_dir, values.mode, resolved, command=argv)
+    run = {'train': _train, 'eval': _evaluate, 'decode': _decode}[values.mode]
+    run(values, resolved, job_log_dir)
+
+
+def _train(
+  values: flags.FlagValues, resolved: 'experiment.Resolved', job_log_dir: str
+) -> None:
+  from paxlike import runners
+
+  if resolved.train_input_p is None:
+    raise errors.ConfigError(
+      f'{resolved.name} has nothing to train on: input_p() gives no input '
+      'with is_training=True.'
+    )
+  runners.train.train_and_evaluate_spmd_model(
+    resolved.task_p,
+    resolved.train_input_p,
+    job_log_dir,
+    eval_input_p=resolved.eval_input_p,
+    eval_on_test=values.eval_on_test,
+    restore_checkpoint_step=_steps(values)[0],
+    **_common(values, resolved),
+  )
+
+
+def _evaluate(
+  values: flags.FlagValues, resolved: 'experiment.Resolved', job_log_dir: str
+) -> None:
+  from paxlike import runners
+
+  for step in _steps(values):
+    runners.evaluate.evaluate_spmd_model(
+      resolved.task_p,
+      resolved.eval_input_p,
+      job_log_dir,
+      restore_checkpoint_step=step,
+      **_common(values, resolved),
+    )
+
+
+def _decode(
+  values: flags.FlagValues, resolved: 'experiment.Resolved', job_log_dir: str
+) -> None:
+  from paxlike import runners
+
+  for step in _steps(values):
+    runners.decode.decode_once_spmd_model(
+      resolved.task_p,
+      resolved.decode_input_p,
+      job_log_dir,
+      restore_checkpoint_step=step,
+      decode=resolved.decode,
+      allow_random_init=values.allow_random_init,
+      **_common(values, resolved),
+    )
+
+
+def _common(
+  values: flags.FlagValues, resolved: 'experiment.Resolved'
+) -> dict[str, Any]:
+  directory = values.restore_checkpoint_dir
+  return {
+    'checkpoint_p': resolved.checkpoint_p,
+    'mesh_p': resolved.mesh_p,
+    'restore_checkpoint_dir': None
+    if directory is None
+    else fs.expand(directory),
+  }
+
+
+def _steps(values: flags.FlagValues) -> Sequence[int | None]:
+  return values.restore_checkpoint_step or (None,)
+
+
+def _define() -> flags.FlagValues:
+  """The flags, not yet parsed; in the order in which help shows them."""
+  values = flags.FlagValues()
+
+  def string(name: str, text: str) -> None:
+    flags.DEFINE_string(name, None, text, flag_values=values)
+
+  def integer(name: str, text: str) -> None:
+    flags.DEFINE_integer(name, None, text, lower_bound=0, flag_values=values)
+
+  def switch(name: str, default: bool | None, text: str) -> None:
+    flags.DEFINE_bool(name, default, text, flag_values=values)
+
+  string('exp', 'experiment, by name or by full module path')
+  string('mode', 'train, eval or decode')
+  string('job_log_dir', 'where everything goes: a path, gs:// or s3://')
+  flags.DEFINE_multi_string(
+    'set',
+    [],
+    'PATH=VALUE: change a value of the config, or a knob; repeatable',
+    flag_values=values,
+  )
+  switch('dump_config', False, 'print the resolved config and exit')
+  switch(
+    'follow',
+    None,
+    'eval, decode: go on with new checkpoints, or do one pass',
+  )
+  string('restore_checkpoint_dir', 'start from the checkpoints in here')
+  flags.DEFINE_multi_integer(
+    'restore_checkpoint_step',
+    [],
+    'start from this step; repeatable in eval and decode',
+    lower_bound=0,
+    flag_values=values,
+  )
+  switch('eval_on_test', False, 'train: evaluate the test inputs as well')
+  switch(
+    'allow_random_init',
+    False,
+    'decode: use fresh parameters if there is no checkpoint',
+  )
+  string('coordinator_address', 'HOST:PORT of process 0; else detected')
+  integer('num_processes', 'how many processes the job has; else detected')
+  integer('process_id', 'which one this is, from 0; else detected')
+  switch('compilation_cache', True, 'keep compiled programs for the next start')
+  string('compilation_cache_dir', 'where; default ~/.cache/paxlike/jax')
+  flags.DEFINE_enum(
+    'verbosity',
+    'info',
+    ['debug', 'info', 'warning', 'error'],
+    'least serious messages to log',
+    flag_values=values,
+  )
+  switch('version', False, 'print the version and exit')
+  switch('help', False, 'print this and exit')
+  return values
+
+
+def _parse(argv: Sequence[str]) -> flags.FlagValues:
+  """The flags as given.
+
+  Raises:
+    UsageError: A flag is misspelt or has a wrong value, or there is a word
+      that is no flag.
+  """
+  values = _define()
+  values.set_gnu_getopt(True)
+  try:
+    rest = values(argv)[1:]
+  except flags.UnrecognizedFlagError as error:
+    raise errors.UsageError(
+      f'There is no flag --{error.flagname}. '
+      f'{suggest.hint(error.flagname, list(values))} All: paxlike --help'
+    ) from None
+  except flags.Error as error:
+    raise errors.UsageError(_one_line(str(error))) from None
+  if rest:
+    raise errors.UsageError(
+      f'{rest[0]!r} is no flag; values are given as --flag=value.'
+    )
+  # Libraries that look at absl's own flags find them parsed, at defaults.
+  if not flags.FLAGS.is_parsed():
+    flags.FLAGS.mark_as_parsed()
+  return values
+
+
+def _check(values: flags.FlagValues) -> None:
+  """Refuses flags that are missing or make no sense together."""
+  required = ['exp'] if values.dump_config else ['exp', 'mode', 'job_log_dir']
+  missing = [f'--{name}' for name in required if not values[name].value]
+  if missing:
+    raise errors.UsageError(
+      f'Missing {", ".join(missing)}. For example: paxlike --exp=KjvTiny '
+      '--mode=train --job_log_dir=~/runs/kjv. All flags: paxlike --help'
+    )
+  if values.follow:
+    raise errors.UsageError(
+      '--follow is not there yet: eval and decode do one pass. Start the job '
+      'again for newer checkpoints.'
+    )
+  mode = values.mode
+  if mode is not None and mode not in MODES:
+    raise errors.UsageError(
+      f'There is no --mode={mode}. {suggest.hint(mode, MODES)}'
+    )
+  only_in = {
+    'eval_on_test': ('train',),
+    'follow': ('eval', 'decode'),
+    'allow_random_init': ('decode',),
+  }
+  for name, modes in only_in.items():
+    if values[name].present and mode is not None and mode not in modes:
+      raise errors.UsageError(
+        f'--{name} means nothing in --mode={mode}, only in '
+        f'{" and ".join(modes)}.'
+      )
+  if mode == 'train' and len(values.restore_checkpoint_step) > 1:
+    raise errors.UsageError(
+      'Training starts from one step, and --restore_checkpoint_step is given '
+      f'{len(values.restore_checkpoint_step)} times.'
+    )
+
+
+def _help(values: flags.FlagValues) -> str:
+  """All flags and commands, one line each."""
+  lines = [_USAGE, 'Flags:']
+  (defined,) = values.flags_by_module_dict().values()
+  for flag in defined:
+    name = f'--{flag.name}='
+    if flag.boolean:
+      name = f'--{flag.name}' if flag.default is False else f'--[no]{flag.name}'
+    # absl adds a line of its own to the help of repeatable flags.
+    text = flag.help.partition(';\n')[0]
+    lines.append(f'  {name:<28}{text}')
+  lines += ['', 'Commands:']
+  lines += [f'  {name:<28}{text}' for name, text in _commands().items()]
+  return '\n'.join(lines) + '\n'
+
+
+def _one_line(text: str) -> str:
+  return ' '.join(text.split()).removeprefix('FATAL Flags parsing error: ')
+
+
+def _set_up_logging(verbosity: str, who: str = '') -> None:
+  """One line a message, on stderr: the time, who, how bad, what."""
+  import logging as std_logging
+
+  logging.use_absl_handler()
+  logging.set_verbosity(verbosity)
+  logging.get_absl_handler().setFormatter(
+    std_logging.Formatter(
+      f'%(asctime)s{who} %(levelname).1s %(message)s', '%H:%M:%S'
+    )
+  )
+  # XLA's C++ code logs past Python; its informative lines are for its authors.
+  os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+
+
+def _set_up_compilation_cache(values: flags.FlagValues) -> None:
+  """Lets JAX keep compiled programs on disk; what the user set stays.
+
+  By environment, before JAX is loaded, since this module must not load it.
+  """
+  if not values.compilation_cache:
+    os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
+    return
+  if values.compilation_cache_dir is not None:
+    directory = fs.expand(values.compilation_cache_dir)
+    os.environ['JAX_COMPILATION_CACHE_DIR'] = directory
+  else:
+    os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _default_cache_dir())
+  # By default only what took over a second to compile is kept.
+  os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+
+
+def _default_cache_dir() -> str:
+  """A directory for each kind of processor.
+
+  A program compiled for the CPU of one machine may not run on another that
+  shares the home directory.
+  """
+  import platform
+  import zlib
+
+  kind = platform.machine()
+  try:
+    with open('/proc/cpuinfo', encoding='utf-8') as file:
+      features = next((line for line in file if line.startswith('flags')), '')
+    kind += f'-{zlib.crc32(features.encode()):08x}'
+  except OSError:  # not Linux
+    pass
+  home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+  return os.path.join(home, 'paxlike', 'jax', kind)
+
+
+if __name__ == '__main__':
+  console()
