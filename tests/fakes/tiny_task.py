@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxlike import parallel, tasks
+from paxlike import inputs, parallel, tasks
 from paxlike.core import metrics
 
 
@@ -25,7 +25,7 @@ class LinearTask(tasks.Task):
     return {'params': {'kernel': ('embed',)}, 'non_trainable': {'seen': ()}}
 
   def loss(self, mdl_vars, batch, *, key, is_training):
-    weights = batch['weights']
+    weights = batch['example_weights']
     predicted = batch['inputs'] @ mdl_vars['params']['kernel']
     if is_training and self.noise:
       predicted += self.noise * jax.random.normal(key, predicted.shape)
@@ -72,7 +72,14 @@ def make_batch(rows, *, dim=4, seed=0, weights=None):
   return {
     'inputs': inputs,
     'labels': inputs.sum(axis=1),
-    'weights': weights,
-    'example_weights': (weights != 0).astype(np.float32),
+    'example_weights': weights,
     'example_id': np.arange(rows, dtype=np.int32),
   }
+
+
+def make_input(rows=20, *, dim=4, **options):
+  """An input of `rows` examples, batches of 4; for training by default."""
+  batch = make_batch(rows, dim=dim)
+  arrays = {name: batch[name] for name in ('inputs', 'labels')}
+  options = {'name': 'tiny', 'batch_size': 4, 'is_training': True, **options}
+  return inputs.ArraysInput(arrays=arrays, **options)

@@ -1,0 +1,166 @@
+"""Everything a job needs before its first step, built whole and then frozen."""
+
+import contextlib
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import fiddle as fdl
+
+from paxlike import checkpoint, inputs, parallel, reporting, sync, tasks
+from paxlike.core import errors, fs
+
+CHECKPOINTS = 'checkpoints'
+STATUS_INTERVAL_S = 5.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Session:
+  """One job in one mode.
+
+  Attributes:
+    mode: 'train', 'eval' or 'decode'.
+    job_log_dir: Where everything of the job goes.
+    task: What to learn, evaluate or decode with.
+    partitioner: Where arrays live.
+    world: The processes of the job.
+    checkpoint_config: How checkpoints are stored.
+  """
+
+  mode: str
+  job_log_dir: str
+  task: tasks.Task
+  partitioner: parallel.Partitioner
+  world: sync.World
+  checkpoint_config: checkpoint.CheckpointConfig
+
+  @property
+  def is_writer(self) -> bool:
+    """Whether this process writes what is written once a job."""
+    return self.world.process_index == 0
+
+  @property
+  def checkpoint_dir(self) -> str:
+    """The directory of the job's own checkpoints."""
+    return fs.join(self.job_log_dir, CHECKPOINTS)
+
+  def write_status(self, state: str, step: int, reason: str = '') -> None:
+    """Tells followers and people how the job is doing."""
+    if self.is_writer:
+      reporting.write_status(
+        self.job_log_dir, self.mode, state=state, step=step, reason=reason
+      )
+
+  @contextlib.contextmanager
+  def status(self) -> Iterator['Progress']:
+    """Keeps `status/<mode>.json` true from start to end, errors included.
+
+    Yields:
+      Where to say which step the job has come to.
+    """
+    progress = Progress()
+    # The first write is also the test whether the directory can be written
+    # to, before anything is compiled.
+    self.write_status('running', progress.step)
+    try:
+      with _beating(lambda: self.write_status('running', progress.step)):
+        yield progress
+    except errors.PreemptedError as error:
+      self.write_status('preempted', progress.step, str(error))
+      raise
+    except BaseException as error:
+      reason = f'{type(error).__name__}: {error}'
+      with contextlib.suppress(OSError):  # a full disk: the cause counts
+        self.write_status('failed', progress.step, reason)
+      raise
+    self.write_status('done', progress.step, progress.reason)
+
+
+@contextlib.contextmanager
+def _beating(beat: Callable[[], None]) -> Iterator[None]:
+  """Calls `beat` every few seconds, so that followers see a job alive."""
+  over = threading.Event()
+
+  def run() -> None:
+    while not over.wait(STATUS_INTERVAL_S):
+      with contextlib.suppress(OSError):  # the next save will complain
+        beat()
+
+  thread = threading.Thread(target=run, name='status', daemon=True)
+  thread.start()
+  try:
+    yield
+  finally:
+    over.set()
+    thread.join()
+
+
+@dataclasses.dataclass
+class Progress:
+  """How far a job has come."""
+
+  step: int = 0
+  reason: str = ''
+
+
+def build(
+  mode: str,
+  task_p: Any,
+  job_log_dir: str,
+  *,
+  mesh_p: Any = None,
+  checkpoint_p: Any = None,
+) -> Session:
+  """Builds a session.
+
+  Args:
+    mode: 'train', 'eval' or 'decode'.
+    task_p: Config of a task, or a task.
+    job_log_dir: Where everything of the job goes.
+    mesh_p: Config of the mesh, or a `parallel.MeshConfig`; None: all devices
+      in `data`.
+    checkpoint_p: Config of how checkpoints are stored; None: the defaults.
+
+  Raises:
+    ConfigError: Some value is nonsense, by itself or beside another.
+  """
+  mesh_config = built(mesh_p) or parallel.MeshConfig()
+  return Session(
+    mode=mode,
+    job_log_dir=job_log_dir,
+    task=built(task_p),
+    partitioner=parallel.Partitioner(
+      parallel.make_mesh(mesh_config), mesh_config.rules
+    ),
+    world=sync.world(),
+    checkpoint_config=built(checkpoint_p) or checkpoint.CheckpointConfig(),
+  )
+
+
+def built(config_or_object: Any) -> Any:
+  """What a Fiddle config builds; anything else is returned as it is."""
+  if isinstance(config_or_object, fdl.Buildable):
+    return fdl.build(config_or_object)
+  return config_or_object
+
+
+def build_inputs(configs: Any) -> list[inputs.Input]:
+  """The inputs of one config or of several.
+
+  Raises:
+    ConfigError: Two of them have one name, so their outputs would mix.
+  """
+  if configs is None:
+    configs = ()
+  elif not isinstance(configs, Sequence):
+    configs = (configs,)
+  sources = [built(config) for config in configs]
+  names = [source.name for source in sources]
+  for name in names:
+    if names.count(name) > 1:
+      raise errors.ConfigError(
+        f'Two inputs are called {name!r}, so their metrics would mix. Give '
+        'each its own: --set eval_input_p[1].name=...'
+      )
+  return sources

@@ -1,0 +1,284 @@
+"""The training job: restore, step, report, evaluate, save, until the end."""
+
+import contextlib
+import dataclasses
+from typing import Any
+
+import jax
+from absl import logging
+
+from paxlike import checkpoint, inputs, programs, tasks
+from paxlike.core import errors
+from paxlike.runners import _evaluations, _restore, _train_report
+from paxlike.runners import session as sessions
+
+_INPUT_STATE = 'input_state'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainResult:
+  """How a training job ended.
+
+  Attributes:
+    state: The state after the last update.
+    step: Updates done over the whole run, resumed parts included.
+  """
+
+  state: tasks.TrainState
+  step: int
+
+
+def train_and_evaluate_spmd_model(
+  task_p: Any,
+  train_input_p: Any,
+  job_log_dir: str,
+  checkpoint_p: Any = None,
+  restore_checkpoint_dir: str | None = None,
+  restore_checkpoint_step: int | None = None,
+  eval_input_p: Any = None,
+  *,
+  mesh_p: Any = None,
+  eval_on_test: bool = False,
+) -> TrainResult:
+  """Trains until `task_p.train.num_train_steps` updates are done.
+
+  Goes on from the newest checkpoint in `job_log_dir`; if there is none, from
+  `restore_checkpoint_dir` if that is given, else from fresh parameters. The
+  last state is always saved.
+
+  Args:
+    task_p: Config of a task, or a task.
+    train_input_p: Config of the training input, or an input.
+    job_log_dir: Where everything of the job goes; made if missing.
+    checkpoint_p: How checkpoints are stored; None: the defaults.
+    restore_checkpoint_dir: Directory of checkpoints to start from.
+    restore_checkpoint_step: Which of them; None: the newest.
+    eval_input_p: Inputs to evaluate during training if `eval_on_test`.
+    mesh_p: How the job is split over devices; None: all in `data`.
+    eval_on_test: Whether to evaluate `eval_input_p` during training.
+
+  Returns:
+    The last state.
+
+  Raises:
+    ConfigError: Some value is nonsense.
+    NonFiniteLossError: The loss became NaN or infinite.
+    PreemptedError: The job was asked to stop, and saved its state.
+  """
+  session = sessions.build(
+    'train', task_p, job_log_dir, mesh_p=mesh_p, checkpoint_p=checkpoint_p
+  )
+  source = sessions.built(train_input_p)
+  if not source.is_training:
+    raise errors.ConfigError(
+      f'Input {source.name} is the training input but has is_training=False. '
+      'Set train_input_p.is_training=True.'
+    )
+  test_sources = sessions.build_inputs(eval_input_p) if eval_on_test else []
+  with contextlib.ExitStack() as stack:
+    progress = stack.enter_context(session.status())
+    manager = stack.enter_context(_open_checkpoints(session))
+    program = programs.TrainProgram(session.task, session.partitioner)
+    start = _start(
+      session,
+      program,
+      manager,
+      source,
+      restore_checkpoint_dir,
+      restore_checkpoint_step,
+    )
+    progress.step = start.step
+    stream = stack.enter_context(
+      programs.batches(source, session.partitioner, start.position)
+    )
+    report = stack.enter_context(
+      _train_report.TrainReport(session, source, start_step=start.step)
+    )
+    evaluations = stack.enter_context(
+      _evaluations.Evaluations(session, test_sources, start_step=start.step)
+    )
+    loop = _Loop(
+      session=session,
+      program=program,
+      manager=manager,
+      stream=stream,
+      report=report,
+      evaluations=evaluations,
+      progress=progress,
+    )
+    return loop.run(start.state, start.step)
+
+
+def _open_checkpoints(
+  session: sessions.Session,
+) -> checkpoint.CheckpointManager:
+  train = session.task.train
+  return checkpoint.CheckpointManager(
+    session.checkpoint_dir,
+    config=session.checkpoint_config,
+    save_policy=checkpoint.SavePolicy(every_steps=train.save_interval_steps),
+    keep_policy=checkpoint.KeepPolicy(
+      max_to_keep=train.save_max_to_keep,
+      keep_interval=train.save_keep_interval_duration,
+    ),
+    world=session.world,
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Start:
+  """Where training begins."""
+
+  state: tasks.TrainState
+  step: int
+  position: int
+
+
+def _start(
+  session: sessions.Session,
+  program: programs.TrainProgram,
+  manager: checkpoint.CheckpointManager,
+  source: inputs.Input,
+  restore_dir: str | None,
+  restore_step: int | None,
+) -> _Start:
+  """The state to begin with: the job's own, another job's, or a fresh one."""
+  if manager.latest_step() is not None:
+    restored = manager.restore(program.abstract_state)
+    where = session.checkpoint_dir
+  elif restore_dir is not None:
+    with _restore.reader(session, restore_dir) as other:
+      restored = other.restore(program.abstract_state, step=restore_step)
+    where = restore_dir
+  else:
+    if restore_step is not None:
+      raise errors.ConfigError(
+        f'--restore_checkpoint_step={restore_step} needs '
+        f'--restore_checkpoint_dir: {session.checkpoint_dir} has no '
+        'checkpoint.'
+      )
+    logging.info('Starting from fresh parameters.')
+    return _Start(state=program.init_state(), step=0, position=0)
+  position = restored.step
+  if _INPUT_STATE in restored.items:
+    position = inputs.check_state(source, restored.items[_INPUT_STATE])
+  logging.info(
+    'Going on from step %d of %s, batch %d.', restored.step, where, position
+  )
+  return _Start(
+    state=restored.state, step=int(restored.step), position=position
+  )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Loop:
+  """The parts of a training run, and the order in which they act."""
+
+  session: sessions.Session
+  program: programs.TrainProgram
+  manager: checkpoint.CheckpointManager
+  stream: inputs.Stream
+  report: _train_report.TrainReport
+  evaluations: _evaluations.Evaluations
+  progress: sessions.Progress
+
+  def run(self, state: tasks.TrainState, step: int) -> TrainResult:
+    """Trains from `step` to the end."""
+    train = self.session.task.train
+    if step >= train.num_train_steps:
+      logging.info(
+        'Nothing to do: step %d of %d is done.', step, train.num_train_steps
+      )
+    try:
+      while step < train.num_train_steps:
+        if self.manager.should_save(step):
+          self._save(state, step)
+        state, output, batch = self._step(state, step)
+        step += 1
+        self.progress.step = step
+        self._report(step, state, output)
+        if self.evaluations.due(step):
+          self.evaluations.run(step, state, batch)
+    except Exception as error:
+      self._save_after(error, state, step)
+      raise
+    self.manager.wait()
+    if self.manager.latest_step() != step:
+      self._save(state, step)
+      self.manager.wait()
+    return TrainResult(state=state, step=step)
+
+  def _step(
+    self, state: tasks.TrainState, step: int
+  ) -> tuple[tasks.TrainState, programs.steps.TrainOutput, Any]:
+    """Starts the next update; the first one compiles."""
+    marks = self.session.world.progress
+    with marks.phase('input'):
+      try:
+        batch = next(self.stream)
+      except StopIteration:
+        raise errors.InputError(
+          f'The training input ended after {step} of '
+          f'{self.session.task.train.num_train_steps} steps.'
+        ) from None
+    is_first = step == self.report.start_step
+    with marks.phase('compile') if is_first else contextlib.nullcontext():
+      state, output = self.program.run(state, batch)
+    marks.step(step + 1)
+    return state, output, batch
+
+  def _report(
+    self,
+    step: int,
+    state: tasks.TrainState,
+    output: programs.steps.TrainOutput,
+  ) -> None:
+    """Writes summaries where due; that is when a NaN is found out."""
+    if not self.report.due(step):
+      return
+    if self.report.norms_due(step):
+      self.report.norms(step, self.program.norms(state))
+    if self.report.write(step, output).halted:
+      self._raise_non_finite(state)
+
+  def _raise_non_finite(self, state: tasks.TrainState) -> None:
+    step = int(jax.device_get(state.step))
+    raise errors.NonFiniteLossError(
+      f'The loss or its gradient at the update after step {step} is NaN or '
+      f'infinite. It was not applied: the state of step {step} is kept. Lower '
+      'the learning rate, or leave such batches out with '
+      '--set task_p.train.on_nonfinite=skip.'
+    )
+
+  def _save(self, state: tasks.TrainState, step: int) -> None:
+    """Saves the state of `step`, with where the input goes on."""
+    # What followers read of a step must be on disk before the step is.
+    self.report.flush()
+    if bool(jax.device_get(state.extra['halted'])):
+      self._raise_non_finite(state)
+    with self.session.world.progress.phase('save'):
+      self.manager.save(step, state, items={_INPUT_STATE: self.stream.state()})
+    self.report.saved(step)
+
+  def _save_after(
+    self, error: Exception, state: tasks.TrainState, step: int
+  ) -> None:
+    """Saves the last good state before `error` ends the run."""
+    alone = self.session.world.process_count == 1
+    common = isinstance(error, errors.NonFiniteLossError)
+    # Other processes may be in the middle of a step: they would not come.
+    if not (alone or common) or isinstance(error, errors.SaveError):
+      return
+    try:
+      good_step = int(jax.device_get(state.step))
+      if self.manager.latest_step() == good_step:
+        return
+      position = self.stream.state()
+      position['position'] -= step - good_step
+      self.manager.save(
+        good_step, state, items={_INPUT_STATE: position}, force=True
+      )
+      self.manager.wait()
+      logging.info('Saved the last good state, of step %d.', good_step)
+    except Exception as second:  # noqa: BLE001 - the first error is the cause
+      logging.warning('The last state could not be saved: %s', second)

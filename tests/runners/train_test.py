@@ -1,0 +1,212 @@
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from paxlike import checkpoint, inputs, reporting
+from paxlike.core import errors
+from paxlike.runners import train
+from tests.fakes import tiny_task
+
+
+def run(job_log_dir, *, task=None, source=None, **options):
+  return train.train_and_evaluate_spmd_model(
+    task or tiny_task.make_task(num_train_steps=6, summary_interval_steps=1),
+    source or tiny_task.make_input(),
+    str(job_log_dir),
+    **options,
+  )
+
+
+def kernel(result):
+  return np.asarray(result.state.mdl_vars['params']['kernel'])
+
+
+def steps_in(job_log_dir):
+  with checkpoint.CheckpointManager(
+    job_log_dir / 'checkpoints', read_only=True
+  ) as manager:
+    return manager.steps()
+
+
+def losses(job_log_dir, name='train'):
+  lines = reporting.read_metrics(str(job_log_dir), name)
+  return [(line['step'], line['loss'], line['learning_rate']) for line in lines]
+
+
+def test_a_line_of_metrics_has_what_scripts_read(tmp_path):
+  run(tmp_path)
+  lines = reporting.read_metrics(str(tmp_path), 'train')
+  assert [line['step'] for line in lines] == [1, 2, 3, 4, 5, 6]
+  assert all(
+    {'step', 'loss', 'learning_rate', 'wall_time'} <= line.keys()
+    for line in lines
+  )
+
+
+def test_the_last_step_is_saved_though_off_the_interval(tmp_path):
+  task = tiny_task.make_task(num_train_steps=7, save_interval_steps=3)
+  result = run(tmp_path, task=task)
+  assert result.step == int(result.state.step) == 7
+  assert steps_in(tmp_path) == [3, 6, 7]
+
+
+def test_a_finished_run_started_again_does_nothing(tmp_path):
+  first = run(tmp_path)
+  before = losses(tmp_path)
+  second = run(tmp_path)
+  np.testing.assert_array_equal(kernel(first), kernel(second))
+  assert losses(tmp_path) == before
+
+
+def test_three_runs_are_bit_for_bit_the_same_as_one(tmp_path):
+  def task(n):
+    return tiny_task.make_task(
+      num_train_steps=n,
+      summary_interval_steps=1,
+      save_interval_steps=2,
+      noise=0.3,
+      learner={'ema_decay': 0.9},
+    )
+
+  straight = run(tmp_path / 'a', task=task(9))
+  for n in (3, 5, 9):
+    resumed = run(tmp_path / 'b', task=task(n))
+  for one, other in zip(
+    jax.tree.leaves(straight.state.mdl_vars),
+    jax.tree.leaves(resumed.state.mdl_vars),
+    strict=True,
+  ):
+    np.testing.assert_array_equal(one, other)
+  np.testing.assert_array_equal(
+    straight.state.extra['ema']['kernel'], resumed.state.extra['ema']['kernel']
+  )
+  assert losses(tmp_path / 'a') == losses(tmp_path / 'b')
+
+
+def test_evaluating_never_changes_training(tmp_path):
+  def task(interval):
+    return tiny_task.make_task(
+      num_train_steps=8, eval_interval_steps=interval, noise=0.3
+    )
+
+  test_input = tiny_task.make_input(10, name='test', is_training=False)
+  plain = run(tmp_path / 'a', task=task(8))
+  evaluated = run(
+    tmp_path / 'b', task=task(1), eval_input_p=[test_input], eval_on_test=True
+  )
+  np.testing.assert_array_equal(kernel(plain), kernel(evaluated))
+  lines = reporting.read_metrics(str(tmp_path / 'b'), 'eval_test_test')
+  assert [line['step'] for line in lines] == list(range(1, 9))
+  assert all(line['num_examples'] == 10 for line in lines)
+
+
+def test_status_tells_that_training_is_done_and_how_far(tmp_path):
+  run(tmp_path)
+  status = reporting.read_status(str(tmp_path), 'train')
+  assert (status.state, status.step) == ('done', 6)
+
+
+def nan_input(at_row):
+  batch = tiny_task.make_batch(20)
+  batch['inputs'][at_row] = np.nan
+  return inputs.ArraysInput(
+    name='tiny',
+    batch_size=4,
+    is_training=True,
+    shuffle=False,
+    arrays={name: batch[name] for name in ('inputs', 'labels')},
+  )
+
+
+def test_a_nan_ends_the_run_and_the_last_finite_state_is_saved(tmp_path):
+  task = tiny_task.make_task(num_train_steps=9, summary_interval_steps=3)
+  with pytest.raises(errors.NonFiniteLossError, match='after step 2'):
+    run(tmp_path, task=task, source=nan_input(at_row=9))
+  assert steps_in(tmp_path)[-1] == 2
+  status = reporting.read_status(str(tmp_path), 'train')
+  assert status.state == 'failed'
+  assert 'after step 2' in status.reason
+  saved = json.loads((tmp_path / 'status/train.json').read_text())
+  assert saved['state'] == 'failed'
+
+
+def test_a_saved_nan_is_found_before_it_is_saved(tmp_path):
+  task = tiny_task.make_task(
+    num_train_steps=9, summary_interval_steps=9, save_interval_steps=4
+  )
+  with pytest.raises(errors.NonFiniteLossError, match='after step 2'):
+    run(tmp_path, task=task, source=nan_input(at_row=9))
+  assert steps_in(tmp_path)[-1] == 2
+
+
+def test_skipping_a_nan_on_a_save_step_still_saves(tmp_path):
+  task = tiny_task.make_task(
+    num_train_steps=3, save_interval_steps=3, on_nonfinite='skip'
+  )
+  result = run(tmp_path, task=task, source=nan_input(at_row=9))
+  assert steps_in(tmp_path)[-1] == 3
+  assert int(result.state.extra['num_skipped']) == 1
+
+
+def test_other_data_than_the_checkpoints_are_refused(tmp_path):
+  run(tmp_path)
+  task = tiny_task.make_task(num_train_steps=9)
+  with pytest.raises(errors.InputMismatchError, match='batch_size'):
+    run(tmp_path, task=task, source=tiny_task.make_input(batch_size=5))
+
+
+def test_a_run_can_start_from_the_checkpoint_of_another_job(tmp_path):
+  task = tiny_task.make_task(num_train_steps=4, save_interval_steps=2)
+  run(tmp_path / 'a', task=task)
+  result = run(
+    tmp_path / 'b',
+    restore_checkpoint_dir=str(tmp_path / 'a/checkpoints'),
+    restore_checkpoint_step=2,
+  )
+  straight = run(tmp_path / 'c')
+  np.testing.assert_array_equal(kernel(result), kernel(straight))
+  assert losses(tmp_path / 'b') == losses(tmp_path / 'c')[2:]
+
+
+def test_a_restore_directory_that_is_not_there_is_an_error(tmp_path):
+  with pytest.raises(errors.CheckpointNotFoundError, match='nowhere'):
+    run(tmp_path, restore_checkpoint_dir=str(tmp_path / 'nowhere'))
+
+
+def test_the_first_error_is_raised_and_the_last_state_saved(tmp_path):
+  class Broken(inputs.ArraysInput):
+    def read(self, position, rows):
+      if position == 3:
+        raise OSError('no such shard')
+      return super().read(position, rows)
+
+  arrays = tiny_task.make_input().arrays
+  source = Broken(name='tiny', batch_size=4, is_training=True, arrays=arrays)
+  with pytest.raises(OSError, match='no such shard'):
+    run(tmp_path, source=source)
+  assert steps_in(tmp_path)[-1] == 3
+
+
+def test_between_summaries_nothing_is_fetched_from_the_device(
+  tmp_path, monkeypatch
+):
+  fetched = []
+  original = jax.device_get
+  monkeypatch.setattr(
+    jax, 'device_get', lambda x: (fetched.append(1), original(x))[1]
+  )
+  task = tiny_task.make_task(num_train_steps=50, summary_interval_steps=50)
+  run(tmp_path, task=task)
+  # Two saves (first, last) with their finiteness checks, and one summary.
+  assert len(fetched) < 10
+
+
+def test_one_compile_a_step_kind_over_a_run_and_its_resume(tmp_path, compiles):
+  test_input = tiny_task.make_input(10, name='test', is_training=False)
+  task = tiny_task.make_task(num_train_steps=4, eval_interval_steps=2)
+  run(tmp_path, task=task, eval_input_p=[test_input], eval_on_test=True)
+  assert compiles('train_step') == 1
+  # One for the training batch of 4 rows and one for the test batches of 4.
+  assert compiles('eval_step') <= 2
