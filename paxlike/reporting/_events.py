@@ -104,11 +104,23 @@ def histogram(
 def image(
   step: int, tag: str, pixels: np.ndarray, *, wall_time_s: float
 ) -> bytes:
-  """One record with an image of [height, width] or [height, width, 1|3|4].
+  """One record with what `to_pixels` gave."""
+  event = _new_event(wall_time_s, step)
+  proto = event.summary.value.add(tag=tag).image
+  proto.height, proto.width, proto.colorspace = pixels.shape
+  proto.encoded_image_string = _png(pixels)
+  return _frame(event)
 
-  Floats are in 0..1, integers in 0..255.
+
+def to_pixels(tag: str, values: Any) -> np.ndarray:
+  """Bytes of [height, width, channels], as a copy.
+
+  Args:
+    tag: Names the image in errors.
+    values: [height, width] or [height, width, 1, 3 or 4]; floats are in 0..1,
+      integers in 0..255.
   """
-  pixels = np.asarray(pixels)
+  pixels = np.array(values)
   if pixels.ndim == 2:
     pixels = pixels[..., None]
   if pixels.ndim != 3 or pixels.shape[-1] not in (1, 3, 4):
@@ -116,14 +128,9 @@ def image(
       f'Image {tag!r} has the shape {pixels.shape}, must be [height, width] '
       'or [height, width, 1, 3 or 4].'
     )
-  if np.issubdtype(pixels.dtype, np.floating):
-    pixels = np.rint(np.nan_to_num(pixels) * 255.0)
-  pixels = np.clip(pixels, 0, 255).astype(np.uint8)
-  event = _new_event(wall_time_s, step)
-  proto = event.summary.value.add(tag=tag).image
-  proto.height, proto.width, proto.colorspace = pixels.shape
-  proto.encoded_image_string = _png(pixels)
-  return _frame(event)
+  if not np.issubdtype(pixels.dtype, np.integer):
+    pixels = np.rint(np.nan_to_num(pixels.astype(np.float32)) * 255.0)
+  return np.clip(pixels, 0, 255).astype(np.uint8)
 
 
 def _buckets(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

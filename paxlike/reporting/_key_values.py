@@ -188,6 +188,7 @@ class KeyValueWriter:
       index * self._num_batches // count,
       (index + 1) * self._num_batches // count,
     )
+    self._check_complete()
     pairs = list(self._read_batches(mine))
     keys: set[str] = set()
     for key, _ in pairs:
@@ -195,6 +196,18 @@ class KeyValueWriter:
     path = fs.join(self.directory, self._shard_name(index))
     self._fs.write_atomic(path, _pairs.encode(pairs, self._format))
     return path
+
+  def _check_complete(self) -> None:
+    missing = set(range(self._num_batches))
+    for (first, last, count), parts in self._groups().items():
+      if len(parts) == count:
+        missing -= set(range(first, last + 1))
+    if missing:
+      raise errors.ReportingError(
+        f'{self._partial} lacks batch {min(missing)} and {len(missing) - 1} '
+        'others: every process must write every pending batch, if only with '
+        'no pairs.'
+      )
 
   def _read_batches(self, positions: range) -> Iterator[_pairs.Pair]:
     """The pairs of some batches, in the order of the input."""

@@ -155,8 +155,8 @@ def _pyarrow() -> Any:
     return importlib.import_module('pyarrow')
   except ModuleNotFoundError as error:
     raise errors.ConfigError(
-      'Decode outputs as parquet need pyarrow: pip install pyarrow. Or use '
-      '--set decode.format=jsonl.'
+      "Decode outputs as parquet need pyarrow: pip install 'paxlike[parquet]'."
+      ' Or use --set decode.format=jsonl.'
     ) from error
 
 
@@ -186,7 +186,7 @@ def _array_record_module() -> Any:
   except ModuleNotFoundError as error:
     raise errors.ConfigError(
       'Decode outputs as array_record need array-record: pip install '
-      'array-record. Or use --set decode.format=jsonl.'
+      "'paxlike[array-record]'. Or use --set decode.format=jsonl."
     ) from error
 
 

@@ -6,9 +6,10 @@ five minutes, whichever is more.
 """
 
 import collections
+import io
 import math
 import sys
-from typing import IO, Any
+from typing import Any
 
 from absl import logging
 
@@ -34,7 +35,7 @@ class ProgressLine:
     start_step: int = 0,
     tokens_per_step: int | None = None,
     enabled: bool = True,
-    stream: IO[str] | None = None,
+    stream: io.TextIOBase | None = None,
     clock: clocks.Clock = clocks.SYSTEM,
   ):
     """Begins at `start_step`.
@@ -58,7 +59,7 @@ class ProgressLine:
     self._marks: collections.deque[tuple[float, int]] = collections.deque()
     self._logged_s, self._logged_step = -math.inf, start_step
     self._drawn_s = -math.inf
-    terminal = sys.stderr if stream is None else stream
+    terminal: Any = sys.stderr if stream is None else stream
     self._live = _Live(terminal) if enabled and terminal.isatty() else None
 
   def update(
@@ -157,7 +158,7 @@ class ProgressLine:
 class _Live:
   """The line on a terminal, drawn by rich below what is logged."""
 
-  def __init__(self, stream: IO[str]):
+  def __init__(self, stream: Any):
     # Rich is slow to import, and of no use without a terminal.
     import rich.console
     import rich.live
@@ -178,6 +179,8 @@ class _Live:
     from rich import progress_bar
 
     line = rich.table.Table.grid(padding=(0, 1))
+    line.add_column()
+    line.add_column(no_wrap=True, overflow='ellipsis')
     line.add_row(
       progress_bar.ProgressBar(total=num_steps, completed=step, width=20), text
     )

@@ -80,7 +80,7 @@ class SummaryWriter:
     if not self._is_enabled:
       return
     self._check_open()
-    now_s = self._clock.now_s()
+    step, now_s = int(step), self._clock.now_s()
     numbers = {tag: float(value) for tag, value in values.items()}
     self._queue.put(
       (
@@ -95,14 +95,15 @@ class SummaryWriter:
 
   def histogram(self, step: int, tag: str, values: Any) -> None:
     """Reports how host values are distributed; those not finite are left out."""
-    self._report(_events.histogram, step, tag, values)
+    # A copy: the caller may go on to change its buffer.
+    self._report(_events.histogram, step, tag, np.array(values, np.float64))
 
   def image(self, step: int, tag: str, pixels: Any) -> None:
     """Reports an image: [height, width] or [height, width, 1|3|4] on the host.
 
     Floats are in 0..1, integers in 0..255.
     """
-    self._report(_events.image, step, tag, pixels)
+    self._report(_events.image, step, tag, _events.to_pixels(tag, pixels))
 
   def flush(self) -> None:
     """Waits until everything reported is in the files.
@@ -143,9 +144,7 @@ class SummaryWriter:
     if not self._is_enabled:
       return
     self._check_open()
-    now_s = self._clock.now_s()
-    # A copy: the caller may go on to change its buffer.
-    value = value if isinstance(value, str) else np.array(value)
+    step, now_s = int(step), self._clock.now_s()
     self._queue.put(
       (lambda: make(step, tag, value, wall_time_s=now_s), lambda: b'')
     )

@@ -5,6 +5,7 @@ class TestMyInput(input_contract.InputContract):
     return MyInput(**{'name': 'mine', 'batch_size': 4, **knobs})
 """
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from paxlike.core import errors
 def split_rows(batch_size: int, num_processes: int) -> list[range]:
   """Rows of each process, in order; as even as they can be."""
   ends = [batch_size * i // num_processes for i in range(num_processes + 1)]
-  return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+  return [range(a, b) for a, b in itertools.pairwise(ends)]
 
 
 def read_whole(source: inputs.Input, position: int) -> dict[str, np.ndarray]:

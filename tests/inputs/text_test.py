@@ -178,7 +178,7 @@ def test_a_line_that_is_no_object_is_named(tmp_path):
 
 
 def test_a_missing_field_names_those_there_are(verses):
-  with pytest.raises(errors.InputError, match="'chapter'.*'book'"):
+  with pytest.raises(errors.InputError, match=r"'chapter'.*'book'"):
     make(verses, only={'chapter': ['1']}).read(0, range(3))
 
 
