@@ -373,6 +373,8 @@ def _set_up_logging(verbosity: str, who: str = '') -> None:
       f'%(asctime)s{who} %(levelname).1s %(message)s', '%H:%M:%S'
     )
   )
+  if verbosity != 'debug':  # of no use to who did not ask: backends it lacks
+    std_logging.getLogger('jax').setLevel(std_logging.WARNING)
   # XLA's C++ code logs past Python; its informative lines are for its authors.
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 
