@@ -29,6 +29,7 @@ _ROPE_BASE = 10_000.0
 
 
 def main() -> None:
+  """Runs the contenders and prints the table."""
   args = _parse_args()
   if args.only:
     _run_alone(args)

@@ -142,23 +142,27 @@ class Attention(_layer.Layer):
     x: Float[Array, 'batch time embed'],
     *,
     turn: Rotation,
-    mask: Bool[Array, '#batch time time'],
-  ) -> Float[Array, 'batch time embed']:
-    """Attends within `x`, whose tokens come in the order of time."""
-    query, key, value = self._project(x, turn)
-    return self.out(_attend_causal(query, key, value, mask))
-
-  def extend(
-    self,
-    x: Float[Array, 'batch time embed'],
-    cache: LayerCache,
-    *,
-    slot: Int[Array, ''],
-    turn: Rotation,
     mask: Bool[Array, '#batch time slots'],
+    cache: LayerCache | None = None,
+    slot: Int[Array, ''] | None = None,
   ) -> tuple[Float[Array, 'batch time embed'], LayerCache]:
-    """Writes `x` into the cache from `slot` on and attends to all of it."""
+    """Attends within `x`, or to all of a cache after writing `x` into it.
+
+    Args:
+      x: Tokens in the order of time.
+      turn: Rotation of each token.
+      mask: Which keys each token sees.
+      cache: Keys and values so far; None attends within `x`.
+      slot: Where in the cache the first token goes.
+
+    Returns:
+      What each token gathered, and the keys and values: the updated cache, or
+      those of `x`.
+    """
     query, key, value = self._project(x, turn)
+    if cache is None or slot is None:
+      gathered = _attend_causal(query, key, value, mask)
+      return self.out(gathered), LayerCache(keys=key, values=value)
 
     def write(old: Array, new: Array) -> Array:
       start = (0, 0, slot, 0)
@@ -167,7 +171,8 @@ class Attention(_layer.Layer):
     cache = LayerCache(
       keys=write(cache.keys, key), values=write(cache.values, value)
     )
-    return self.out(_attend(query, cache.keys, cache.values, mask)), cache
+    gathered = _attend(query, cache.keys, cache.values, mask)
+    return self.out(gathered), cache
 
   def _project(
     self, x: Float[Array, 'batch time embed'], turn: Rotation

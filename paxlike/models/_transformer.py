@@ -5,7 +5,6 @@ cache, and both give the same logits. How to choose the next token is
 `generate`'s, what a loss is `tasks`'.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -13,156 +12,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from paxlike.core import errors
-from paxlike.models import _attention, _dropout, _layer, _linear, _norms
+from paxlike.models import (
+  _attention,
+  _block,
+  _decoder,
+  _dropout,
+  _layer,
+  _linear,
+  _norms,
+)
 
-_ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
-  'silu': jax.nn.silu,
-  'gelu': jax.nn.gelu,
-  'relu': jax.nn.relu,
-}
 _REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
   'elementwise': jax.checkpoint_policies.dots_saveable,
   'attention': jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
   'full': None,
 }
-
-
-class FeedForward(_layer.Layer):
-  """Two linear maps with a non-linearity between, or three when gated."""
-
-  def __init__(
-    self,
-    *,
-    model_dim: int,
-    mlp_dim: int,
-    activation: str = 'silu',
-    gated: bool = True,
-    use_bias: bool = False,
-    out_init_scale: float = 1.0,
-    compute_dtype: str = 'float32',
-    rngs: nnx.Rngs,
-  ):
-    widen = functools.partial(
-      _linear.Linear,
-      (model_dim,),
-      (mlp_dim,),
-      in_axes=('embed',),
-      out_axes=('mlp',),
-      use_bias=use_bias,
-      compute_dtype=compute_dtype,
-      rngs=rngs,
-    )
-    self.activation = activation
-    self.gate = widen() if gated else None
-    self.up = widen()
-    self.down = _linear.Linear(
-      (mlp_dim,),
-      (model_dim,),
-      in_axes=('mlp',),
-      out_axes=('embed',),
-      use_bias=use_bias,
-      init_scale=out_init_scale,
-      compute_dtype=compute_dtype,
-      rngs=rngs,
-    )
-
-  def __call__(
-    self, x: Float[Array, 'batch time embed']
-  ) -> Float[Array, 'batch time embed']:
-    """Maps each position by itself."""
-    activation = _ACTIVATIONS[self.activation]
-    if self.gate is None:
-      return self.down(activation(self.up(x)))
-    return self.down(activation(self.gate(x)) * self.up(x))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockConfig:
-  """What one layer of the Transformer is made of; see `TransformerLm`."""
-
-  model_dim: int
-  num_heads: int
-  num_kv_heads: int
-  head_dim: int
-  mlp_dim: int
-  activation: str
-  gated: bool
-  norm: str
-  norm_epsilon: float
-  use_bias: bool
-  dropout_rate: float
-  out_init_scale: float
-  compute_dtype: str
-
-
-class Block(_layer.Layer):
-  """Attention and feed-forward, each normalised before and added after."""
-
-  def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
-    norm = functools.partial(
-      _norms.Norm,
-      config.model_dim,
-      kind=config.norm,
-      epsilon=config.norm_epsilon,
-      rngs=rngs,
-    )
-    self.dropout_rate = config.dropout_rate
-    self.attention_norm = norm()
-    self.attention = _attention.Attention(
-      model_dim=config.model_dim,
-      num_heads=config.num_heads,
-      num_kv_heads=config.num_kv_heads,
-      head_dim=config.head_dim,
-      use_bias=config.use_bias,
-      out_init_scale=config.out_init_scale,
-      compute_dtype=config.compute_dtype,
-      rngs=rngs,
-    )
-    self.mlp_norm = norm()
-    self.mlp = FeedForward(
-      model_dim=config.model_dim,
-      mlp_dim=config.mlp_dim,
-      activation=config.activation,
-      gated=config.gated,
-      use_bias=config.use_bias,
-      out_init_scale=config.out_init_scale,
-      compute_dtype=config.compute_dtype,
-      rngs=rngs,
-    )
-
-  def __call__(
-    self,
-    x: Float[Array, 'batch time embed'],
-    *,
-    turn: _attention.Rotation,
-    mask: Bool[Array, '#batch time time'],
-    key: jax.Array | None = None,
-  ) -> Float[Array, 'batch time embed']:
-    """One layer over whole sequences; `key` draws the dropout, if any."""
-    keys = (None, None) if key is None else jax.random.split(key)
-    attended = self.attention(self.attention_norm(x), turn=turn, mask=mask)
-    x += _dropout.drop(attended, self.dropout_rate, keys[0])
-    widened = self.mlp(self.mlp_norm(x))
-    return x + _dropout.drop(widened, self.dropout_rate, keys[1])
-
-  def extend(
-    self,
-    x: Float[Array, 'batch time embed'],
-    cache: _attention.LayerCache,
-    *,
-    slot: Int[Array, ''],
-    turn: _attention.Rotation,
-    mask: Bool[Array, '#batch time slots'],
-  ) -> tuple[Float[Array, 'batch time embed'], _attention.LayerCache]:
-    """One layer over new positions, which the cache takes in."""
-    attended, cache = self.attention.extend(
-      self.attention_norm(x), cache, slot=slot, turn=turn, mask=mask
-    )
-    x += attended
-    return x + self.mlp(self.mlp_norm(x)), cache
 
 
 class TransformerLm(_layer.Layer):
@@ -232,7 +99,7 @@ class TransformerLm(_layer.Layer):
       num_layers=num_layers,
       num_heads=num_heads,
     )
-    config = BlockConfig(
+    config = _block.BlockConfig(
       model_dim=model_dim,
       num_heads=num_heads,
       num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
@@ -260,7 +127,7 @@ class TransformerLm(_layer.Layer):
       vocab_size, model_dim, compute_dtype=compute_dtype, rngs=rngs
     )
     self.layers = _stack(
-      functools.partial(Block, config), num_layers, rngs=rngs
+      functools.partial(_block.Block, config), num_layers, rngs=rngs
     )
     self.final_norm = _norms.Norm(
       model_dim, kind=norm, epsilon=norm_epsilon, rngs=rngs
@@ -336,7 +203,7 @@ class TransformerLm(_layer.Layer):
     def body(x: Array, layer: tuple[Any, jax.Array | None]) -> Any:
       state, layer_key = layer
       block = nnx.merge(graphdef, state)
-      x = block(self._constrain(x), turn=turn, mask=mask, key=layer_key)
+      x, _ = block(self._constrain(x), turn=turn, mask=mask, key=layer_key)
       return x, None
 
     if self.remat != 'none':
@@ -350,8 +217,32 @@ class TransformerLm(_layer.Layer):
     self, features: Float[Array, '... embed']
   ) -> Float[Array, '... vocab']:
     """Float32 scores of every token id, from `features`."""
-    scorer = self.embedding if self.classifier is None else self.classifier
-    return scorer.logits(features)
+    return self._scorer().logits(features)
+
+  def decoder(self) -> _decoder.Decoder:
+    """These parameters in the form that decodes fast, with a cache.
+
+    Call it once and outside of the loop over tokens: it copies every parameter.
+    """
+    graphdef, stacked = nnx.split(self.layers)
+    dtype = jnp.dtype(self.config.compute_dtype)
+    return _decoder.Decoder(
+      config=self.config,
+      window=self.window,
+      rope_base=self.rope_base,
+      embedding=_decoder.cast_kernels(self.embedding, dtype),
+      blocks=tuple(
+        _decoder.cast_kernels(
+          nnx.merge(graphdef, jax.tree.map(lambda a, i=i: a[i], stacked)), dtype
+        )
+        for i in range(self.num_layers)
+      ),
+      final_norm=self.final_norm,
+      scorer=_decoder.cast_kernels(self._scorer(), dtype),
+    )
+
+  def _scorer(self) -> _linear.Embedding:
+    return self.embedding if self.classifier is None else self.classifier
 
   def _rotation(self, positions: Int[Array, 'batch time']):
     return _attention.rotation(
@@ -366,8 +257,8 @@ class TransformerLm(_layer.Layer):
 
 
 def _stack(
-  make: Callable[..., Block], num_layers: int, *, rngs: nnx.Rngs
-) -> Block:
+  make: Callable[..., _block.Block], num_layers: int, *, rngs: nnx.Rngs
+) -> _block.Block:
   """One block whose every parameter holds those of all layers, stacked."""
 
   def state_of(key: jax.Array) -> nnx.State:
@@ -401,7 +292,9 @@ def _mlp_dim(model_dim: int, mlp_dim: int | None, *, gated: bool) -> int:
   return -(-model_dim * 8 // 3 // 64) * 64 if gated else 4 * model_dim
 
 
-def _check(config: BlockConfig, *, window: int | None, remat: str) -> None:
+def _check(
+  config: _block.BlockConfig, *, window: int | None, remat: str
+) -> None:
   owner = 'TransformerLm'
   _layer.require_positive(
     owner,
@@ -412,7 +305,7 @@ def _check(config: BlockConfig, *, window: int | None, remat: str) -> None:
   )
   _layer.require_fraction(owner, dropout_rate=config.dropout_rate)
   _layer.require_choice(
-    owner, tuple(_ACTIVATIONS), activation=config.activation
+    owner, tuple(_block.ACTIVATIONS), activation=config.activation
   )
   _layer.require_choice(owner, _norms.NORMS, norm=config.norm)
   _layer.require_choice(owner, ('none', *_REMAT_POLICIES), remat=remat)

@@ -1,0 +1,165 @@
+"""A Transformer in the form that extends sequences token by token.
+
+Promises: the features of a position are those of the whole forward pass, for
+any split of the sequence into calls of `extend`, padding anywhere included; the
+cache keeps its structure, shapes and dtypes, so it can be carried by
+`lax.while_loop`. Which token comes next is `generate`'s.
+"""
+
+import dataclasses
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from paxlike.models import _attention, _block, _linear, _norms
+
+_ModuleT = TypeVar('_ModuleT', bound=nnx.Module)
+
+# The position of a slot that holds nothing, or padding.
+EMPTY = -1
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KvCache:
+  """What the positions so far left for those to come.
+
+  All rows write the same slot at a time, which makes the write one cheap
+  in-place update; who sees what follows from `positions`, so rows of different
+  lengths, padded on either side, need nothing else.
+
+  Attributes:
+    layers: Keys and values of each layer.
+    positions: Position of the token in each slot; below 0 hides the slot.
+    next_slot: The slot that is written next, of every row.
+  """
+
+  layers: tuple[_attention.LayerCache, ...]
+  positions: Int[Array, 'batch slots']
+  next_slot: Int[Array, '']
+
+  def take(self, rows: Int[Array, ' new_batch']) -> 'KvCache':
+    """The cache of these rows, in this order; a row may come twice."""
+    layers, positions = jax.tree.map(
+      lambda a: a[rows], (self.layers, self.positions)
+    )
+    return dataclasses.replace(self, layers=layers, positions=positions)
+
+  def forget(self, rows: Bool[Array, ' batch']) -> 'KvCache':
+    """Empties these rows for other sequences; the others stay."""
+    positions = jnp.where(rows[:, None], EMPTY, self.positions)
+    return dataclasses.replace(self, positions=positions)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoder:
+  """The layers of a `TransformerLm`, one by one; made by its `decoder`.
+
+  Slicing a stack of layers inside a loop over tokens would copy every weight
+  for every token.
+  """
+
+  config: _block.BlockConfig
+  window: int | None
+  rope_base: float
+  embedding: _linear.Embedding
+  blocks: tuple[_block.Block, ...]
+  final_norm: _norms.Norm
+  scorer: _linear.Embedding
+
+  def prefill(
+    self,
+    ids: Int[Array, 'batch time'],
+    positions: Int[Array, 'batch time'],
+    *,
+    num_slots: int,
+  ) -> tuple[Float[Array, 'batch time embed'], KvCache]:
+    """Takes the first tokens of each row in, and makes the cache.
+
+    Args:
+      ids: Token ids, in the order of time.
+      positions: Of each token in its row, below 0 for padding.
+      num_slots: How many columns the cache holds, these ones included.
+
+    Returns:
+      As `extend` does.
+    """
+    time = ids.shape[1]
+    positions = positions.astype(jnp.int32)
+    mask = _attention.visible(positions, positions, window=self.window)
+    turn, x = self._rotation(positions), self.embedding(ids)
+    layers = []
+    for block in self.blocks:
+      x, layer = block(x, turn=turn, mask=mask)
+      layers.append(layer)
+
+    def pad(a: Array) -> Array:
+      empty = [(0, 0), (0, 0), (0, num_slots - time), (0, 0)]
+      return jnp.pad(a, empty)
+
+    return self.final_norm(x), KvCache(
+      layers=jax.tree.map(pad, tuple(layers)),
+      positions=jnp.pad(
+        positions, [(0, 0), (0, num_slots - time)], constant_values=EMPTY
+      ),
+      next_slot=jnp.int32(time),
+    )
+
+  def extend(
+    self,
+    ids: Int[Array, 'batch time'],
+    positions: Int[Array, 'batch time'],
+    cache: KvCache,
+  ) -> tuple[Float[Array, 'batch time embed'], KvCache]:
+    """Takes more tokens in, of each row.
+
+    Args:
+      ids: Token ids, a whole prompt or one token.
+      positions: Of each token in its row, below 0 for padding.
+      cache: Of the tokens before, with room for these: a slot past the end
+        would overwrite the last one, unnoticed.
+
+    Returns:
+      Features of each token, for `logits`; garbage at padding. The cache with
+      these tokens in it.
+    """
+    slot = cache.next_slot
+    positions = positions.astype(jnp.int32)
+    seen = jax.lax.dynamic_update_slice(
+      cache.positions, positions, (jnp.zeros_like(slot), slot)
+    )
+    mask = _attention.visible(positions, seen, window=self.window)
+    turn, x = self._rotation(positions), self.embedding(ids)
+    layers = []
+    for block, layer in zip(self.blocks, cache.layers, strict=True):
+      x, layer = block(x, turn=turn, mask=mask, cache=layer, slot=slot)
+      layers.append(layer)
+    cache = KvCache(
+      layers=tuple(layers),
+      positions=seen,
+      next_slot=slot + jnp.int32(ids.shape[1]),
+    )
+    return self.final_norm(x), cache
+
+  def logits(
+    self, features: Float[Array, '... embed']
+  ) -> Float[Array, '... vocab']:
+    """Float32 scores of every token id."""
+    return self.scorer.logits(features)
+
+  def _rotation(
+    self, positions: Int[Array, 'batch time']
+  ) -> _attention.Rotation:
+    return _attention.rotation(
+      positions, head_dim=self.config.head_dim, base=self.rope_base
+    )
+
+
+def cast_kernels(module: _ModuleT, dtype: jnp.dtype) -> _ModuleT:
+  """A copy whose matrices are of `dtype`; norms and biases stay float32."""
+  graphdef, state = nnx.split(module)
+  cast = jax.tree.map(lambda a: a.astype(dtype) if a.ndim > 1 else a, state)
+  return nnx.merge(graphdef, cast)
