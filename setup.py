@@ -69,6 +69,7 @@ setuptools.setup(
       'basedpyright>=1.29',
       'beartype>=0.20',
       'gcp-storage-emulator>=2024.8',
+      'grain>=0.2.10',
       'grpcio-tools==1.74.0',
       'hypothesis>=6.100',
       'import-linter>=2.1',

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -72,13 +71,10 @@ class ArraysInput(_base.IndexedInput):
 
   @functools.cached_property
   def _checksums(self) -> dict[str, str]:
-    return {
-      name: f'{array.dtype}{list(array.shape)} '
-      f'crc32 {zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data):08x}'
-      for name, array in self._data.items()
-    }
+    return _base.describe(self._data)
 
-  def _gather(self, ids: np.ndarray) -> typing.HostBatch:
+  def _gather(self, ids: np.ndarray, visits: np.ndarray) -> typing.HostBatch:
+    del visits
     return {name: array[ids] for name, array in self._data.items()}
 
 

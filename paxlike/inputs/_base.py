@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import re
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -180,8 +181,17 @@ class IndexedInput(Input):
     """What identifies the data, as JSON: sizes, a checksum, the layout."""
 
   @abc.abstractmethod
-  def _gather(self, ids: np.ndarray) -> typing.HostBatch:
-    """The examples of `ids` (int64, [k]), each field a new [k, ...]."""
+  def _gather(self, ids: np.ndarray, visits: np.ndarray) -> typing.HostBatch:
+    """Reads some examples.
+
+    Args:
+      ids: Which examples, int64 [k].
+      visits: How many examples the whole order has had before each of them,
+        int64 [k]: what random augmentation must depend on, with the seed.
+
+    Returns:
+      New arrays of [k, ...], one a field.
+    """
 
   # A cached_property holds a lock in Python 3.11 alone, but a second opening
   # gives the same data: consumer and prefetch thread may both come first.
@@ -201,15 +211,7 @@ class IndexedInput(Input):
 
   @functools.cached_property
   def _batch_spec(self) -> typing.BatchSpec:
-    fields = {
-      **self._field_specs(),
-      EXAMPLE_WEIGHTS: ((), np.float32),
-      EXAMPLE_ID: ((), np.int32),
-    }
-    return {
-      name: jax.ShapeDtypeStruct((self.batch_size, *shape), dtype)
-      for name, (shape, dtype) in fields.items()
-    }
+    return batch_spec(self._field_specs(), self.batch_size)
 
   @functools.cached_property
   def _fingerprint(self) -> str:
@@ -229,16 +231,16 @@ class IndexedInput(Input):
     self._check_read(position, rows)
     first = position * self.batch_size + rows.start
     ids = self._ids(first, len(rows))
-    batch = {}
-    gathered = self._gather(ids) if len(ids) else {}
-    for name, spec in self.batch_spec.items():
-      batch[name] = np.zeros((len(rows), *spec.shape[1:]), spec.dtype)
-      if name in gathered:
+    batch = {
+      name: np.zeros((len(rows), *spec.shape[1:]), spec.dtype)
+      for name, spec in self.batch_spec.items()
+    }
+    if len(ids):
+      visits = np.arange(first, first + len(ids))
+      gathered = self._gather(ids, visits)
+      for name in self._field_specs():
         batch[name][: len(ids)] = gathered[name]
-    batch[EXAMPLE_WEIGHTS][: len(ids)] = 1.0
-    batch[EXAMPLE_ID][: len(ids)] = ids
-    batch[EXAMPLE_ID][len(ids) :] = _PADDING_ID
-    return batch
+    return batch | row_fields(ids, len(rows))
 
   def _ids(self, first: int, count: int) -> np.ndarray:
     """Examples at `first`, ... of the whole order; fewer at the end of it."""
@@ -270,3 +272,48 @@ class IndexedInput(Input):
         epoch=int(epoch),
       )
     return places
+
+
+def batch_spec(
+  fields: Mapping[str, tuple[tuple[int, ...], Any]], batch_size: int
+) -> typing.BatchSpec:
+  """The spec of batches with these fields and those that all batches have."""
+  return {
+    name: jax.ShapeDtypeStruct((batch_size, *shape), dtype)
+    for name, (shape, dtype) in {
+      **fields,
+      EXAMPLE_WEIGHTS: ((), np.float32),
+      EXAMPLE_ID: ((), np.int32),
+    }.items()
+  }
+
+
+def row_fields(ids: np.ndarray, num_rows: int) -> typing.HostBatch:
+  """The fields that all batches have; rows beyond `ids` are padding."""
+  padding = num_rows - len(ids)
+  return {
+    EXAMPLE_WEIGHTS: (np.arange(num_rows) < len(ids)).astype(np.float32),
+    EXAMPLE_ID: np.pad(
+      ids.astype(np.int32), (0, padding), constant_values=_PADDING_ID
+    ),
+  }
+
+
+def narrow_specs(
+  example: Mapping[str, np.ndarray],
+) -> dict[str, tuple[tuple[int, ...], Any]]:
+  """Field specs like those of an example, wide numbers made narrow."""
+  narrow = {'float64': np.float32, 'int64': np.int32}
+  return {
+    name: (value.shape, narrow.get(value.dtype.name, value.dtype))
+    for name, value in example.items()
+  }
+
+
+def describe(arrays: Mapping[str, np.ndarray]) -> dict[str, str]:
+  """Dtype, shape and checksum of each array, for a fingerprint."""
+  return {
+    name: f'{array.dtype}{list(array.shape)} '
+    f'crc32 {zlib.crc32(np.ascontiguousarray(array).tobytes()):08x}'
+    for name, array in arrays.items()
+  }

@@ -85,7 +85,8 @@ class SyntheticLmInput(_SyntheticInput):
       'weights': (shape, np.float32),
     }
 
-  def _gather(self, ids: np.ndarray) -> typing.HostBatch:
+  def _gather(self, ids: np.ndarray, visits: np.ndarray) -> typing.HostBatch:
+    del visits
     start, stride = (self._random(ids, 0, 2) % np.uint64(self.vocab_size)).T
     times = np.arange(self.seq_len + 1, dtype=np.uint64)
     tokens = (start[:, None] + stride[:, None] * times) % np.uint64(
@@ -127,7 +128,8 @@ class SyntheticClassificationInput(_SyntheticInput):
   def _field_specs(self) -> Mapping[str, tuple[tuple[int, ...], Any]]:
     return {'inputs': (tuple(self.shape), np.float32), 'labels': ((), np.int32)}
 
-  def _gather(self, ids: np.ndarray) -> typing.HostBatch:
+  def _gather(self, ids: np.ndarray, visits: np.ndarray) -> typing.HostBatch:
+    del visits
     size = int(np.prod(self.shape))
     labels = self._random(ids, 1, 1)[:, 0] % np.uint64(self.num_classes)
     prototypes = _normal(self._random(labels, 2, 2 * size))

@@ -208,7 +208,8 @@ class TextInput(_base.IndexedInput):
       'weights': (shape, np.float32),
     }
 
-  def _gather(self, ids: np.ndarray) -> typing.HostBatch:
+  def _gather(self, ids: np.ndarray, visits: np.ndarray) -> typing.HostBatch:
+    del visits
     starts, lengths = self._spans(ids)
     times = np.arange(self.seq_len)
     counted = times < lengths[:, None]
@@ -261,8 +262,8 @@ class TextPromptInput(TextInput):
       'prompt_lengths': ((), np.int32),
     }
 
-  def _gather(self, ids: np.ndarray) -> typing.HostBatch:
-    batch = super()._gather(ids)
+  def _gather(self, ids: np.ndarray, visits: np.ndarray) -> typing.HostBatch:
+    batch = super()._gather(ids, visits)
     _, lengths = self._spans(ids)
     prompt_lengths = 1 + (lengths - 1) // 2
     times = np.arange(self.seq_len)
