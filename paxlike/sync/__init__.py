@@ -14,7 +14,12 @@ if TYPE_CHECKING:
   from paxlike.sync._agree import agree as agree
   from paxlike.sync._agree import check_same as check_same
   from paxlike.sync._bootstrap import bootstrap as bootstrap
+  from paxlike.sync._guard import (
+    assert_main_thread_only as assert_main_thread_only,
+  )
   from paxlike.sync._progress import Progress as Progress
+  from paxlike.sync._stop import StopRequest as StopRequest
+  from paxlike.sync._watchdog import Watchdog as Watchdog
   from paxlike.sync._world import SoloWorld as SoloWorld
   from paxlike.sync._world import World as World
   from paxlike.sync._world import set_world as set_world
@@ -27,7 +32,10 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'Progress': '_progress',
     'SoloWorld': '_world',
     'World': '_world',
+    'StopRequest': '_stop',
+    'Watchdog': '_watchdog',
     'agree': '_agree',
+    'assert_main_thread_only': '_guard',
     'bootstrap': '_bootstrap',
     'check_same': '_agree',
     'set_world': '_world',

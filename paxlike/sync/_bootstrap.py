@@ -12,6 +12,7 @@ from paxlike.sync import (
   _clusters,
   _ending,
   _lifeline,
+  _signals,
   _store,
   _store_world,
   _world,
@@ -37,7 +38,8 @@ def bootstrap(
   block the processes wait for each other and leave together. When the block
   raises, the others are told and end within seconds, non-zero, naming this
   process and its error; when another process fails, the block should raise,
-  and the process is ended if it does not.
+  and the process is ended if it does not. SIGTERM and Ctrl-C inside the block
+  ask the job to stop (`world.stop`), whichever process they reach.
 
   Args:
     coordinator_address: HOST:PORT of process 0. What is None is detected:
@@ -91,7 +93,8 @@ def bootstrap(
 def _as_current(world: _world.World) -> Iterator[_world.World]:
   before = _world.set_world(world)
   try:
-    yield world
+    with _signals.asking(world.stop.ask):
+      yield world
   finally:
     _world.set_world(before)
 
@@ -127,18 +130,12 @@ def _join(
   )
   reaper = _ending.Reaper()
 
-  def on_failure(failure: _store_world.Failure) -> None:
-    if failure.process_index == cluster.process_id:
-      reaper.arm(f'This is process {cluster.process_id}, which failed.')
-    else:
-      reaper.arm(str(failure))
-
   world = _store_world.StoreWorld(
     store,
     process_index=cluster.process_id,
     process_count=cluster.num_processes,
     default_timeout_s=barrier_timeout_s,
-    on_failure=on_failure,
+    on_failure=lambda failure: reaper.arm(str(failure)),
   )
   lifeline.watch(
     lambda index, what: _on_lost(world, index, what),

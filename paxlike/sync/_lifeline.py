@@ -112,6 +112,7 @@ class Hub:
     self._peers: dict[int, _Peer] = {}
     self._ending = threading.Event()
     self._left = threading.Event()
+    self._is_watched = False
     try:
       self._listener = _listen(port)
     except OSError as error:
@@ -120,7 +121,11 @@ class Hub:
         'Choose another --coordinator_address.'
       ) from error
     self._selector.register(self._listener, selectors.EVENT_READ)
-    self._wait_for_all(address, timeout_s)
+    try:
+      self._wait_for_all(address, timeout_s)
+    except BaseException:
+      self._close()
+      raise
     service_port = _free_port()
     # The name by which the others reach process 0, with another port.
     self.service_address = f'{_bracketed(host)}:{service_port}'
@@ -133,6 +138,7 @@ class Hub:
       on_lost: Called in another thread.
       where: Where this process is, in words, for the others to know.
     """
+    self._is_watched = True
     threading.Thread(
       target=self._watch,
       args=(on_lost, where),
@@ -140,11 +146,32 @@ class Hub:
       daemon=True,
     ).start()
 
+  def last_heard(self, index: int) -> str:
+    """Where a process last said that it was; '' if it did not."""
+    peer = self._peers.get(index)
+    return peer.at if peer else ''
+
+  def cut(self) -> None:
+    """Ends all connections as the death of this process would."""
+    for peer in list(self._peers.values()):
+      with contextlib.suppress(OSError):
+        peer.sock.shutdown(socket.SHUT_RDWR)
+
   def leave(self, *, timeout_s: float) -> None:
     """Waits for all others to have left, then ends; losses count no more."""
     self._ending.set()
     self._send_all(_BYE)
-    self._left.wait(timeout_s)
+    if self._is_watched:
+      self._left.wait(timeout_s)
+    else:
+      self._close()
+
+  def _close(self) -> None:
+    for key in list(self._selector.get_map().values()):
+      self._selector.unregister(key.fileobj)
+      assert isinstance(key.fileobj, socket.socket)
+      key.fileobj.close()
+    self._selector.close()
 
   def _wait_for_all(self, address: str, timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
@@ -187,15 +214,18 @@ class Hub:
       if count != self._count or not 0 < index < self._count:
         self._refuse(
           f'A process was started as {index} of {count}, process 0 as one of '
-          f'{self._count}.'
+          f'{self._count}.',
+          peer,
         )
       if index in self._peers:
-        self._refuse(f'Two processes were started as process {index}.')
+        self._refuse(f'Two processes were started as process {index}.', peer)
       peer.index = index
       self._peers[index] = peer
 
-  def _refuse(self, text: str) -> None:
-    self._send_all(json.dumps({'error': text}).encode() + b'\n')
+  def _refuse(self, text: str, *others: _Peer) -> None:
+    for peer in [*self._peers.values(), *others]:
+      with contextlib.suppress(OSError):
+        peer.sock.send(json.dumps({'error': text}).encode() + b'\n')
     raise errors.SyncError(text)
 
   def _drop(self, peer: _Peer) -> None:
@@ -205,10 +235,8 @@ class Hub:
 
   def _send_all(self, data: bytes) -> None:
     for peer in list(self._peers.values()):
-      try:
+      with contextlib.suppress(OSError):  # The watch sees its end.
         peer.sock.send(data)
-      except OSError:
-        continue  # The watch sees its end.
 
   def _watch(self, on_lost: OnLost, where: Callable[[], str]) -> None:
     beat_s = self._silence_s / _BEATS_PER_SILENCE
@@ -224,6 +252,7 @@ class Hub:
           self._listener.accept()[0].close()  # Nobody comes later.
         else:
           self._hear(key.data, on_lost)
+    self._close()
     self._left.set()
 
   def _hear(self, peer: _Peer, on_lost: OnLost) -> None:
@@ -270,17 +299,23 @@ class Spoke:
     host, port = split_address(address)
     self._silence_s = silence_s
     self._ending = threading.Event()
+    self._is_watched = False
     deadline_s = time.monotonic() + timeout_s
     self._peer = _Peer(_dial(host, port, deadline_s, timeout_s), index=0)
     hello = {'process_id': process_id, 'num_processes': num_processes}
-    self._peer.sock.sendall(json.dumps(hello).encode() + b'\n')
-    answer = self._answer(address, deadline_s)
-    if 'error' in answer:
-      raise errors.SyncError(answer['error'])
+    try:
+      self._peer.sock.sendall(json.dumps(hello).encode() + b'\n')
+      answer = self._answer(address, deadline_s)
+      if 'error' in answer:
+        raise errors.SyncError(answer['error'])
+    except BaseException:
+      self._peer.sock.close()
+      raise
     self.service_address = f'{_bracketed(host)}:{answer["service_port"]}'
 
   def watch(self, on_lost: OnLost, *, where: Callable[[], str]) -> None:
     """Calls `on_lost` if process 0 is lost from now on; see Hub.watch."""
+    self._is_watched = True
     threading.Thread(
       target=self._watch,
       args=(on_lost, where),
@@ -288,15 +323,20 @@ class Spoke:
       daemon=True,
     ).start()
 
+  def cut(self) -> None:
+    """Ends the connection as the death of this process would."""
+    with contextlib.suppress(OSError):
+      self._peer.sock.shutdown(socket.SHUT_RDWR)
+
   def leave(self, *, timeout_s: float) -> None:
     """Says goodbye and ends; process 0's end counts no more."""
     del timeout_s  # Nobody to wait for.
     self._ending.set()
-    try:
+    with contextlib.suppress(OSError):
       self._peer.sock.sendall(_BYE)
-      self._peer.sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-      return
+      self._peer.sock.shutdown(socket.SHUT_RDWR)  # Wakes the watch.
+    if not self._is_watched:
+      self._peer.sock.close()
 
   def _answer(self, address: str, deadline_s: float) -> dict:
     # Process 0 gives up first, and says who is missing.
@@ -330,6 +370,7 @@ class Spoke:
       if time.monotonic() - self._peer.heard_s > self._silence_s:
         reason = reason or _silent(self._silence_s)
       if reason:
+        sock.close()
         if not self._ending.is_set():
           on_lost(0, reason + self._peer.last())
         return

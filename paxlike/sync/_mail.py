@@ -7,7 +7,7 @@ each process one call, however many processes there are.
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from absl import logging
@@ -22,22 +22,33 @@ Handler = Callable[[dict[str, Any]], None]
 class Mailbox:
   """Reads the job's messages in a daemon thread and hands them to handlers."""
 
-  def __init__(self, store: store_lib.Store, handlers: Mapping[str, Handler]):
-    """Starts reading.
-
-    Args:
-      store: Where the messages are.
-      handlers: Kind of message to what is done with it, quickly, in the
-        reading thread. A process gets its own messages too.
-    """
+  def __init__(self, store: store_lib.Store):
+    """Starts reading; what nobody has subscribed to yet is kept."""
     self._store = store
-    self._handlers = dict(handlers)
+    self._lock = threading.Lock()
+    self._handlers: dict[str, Handler] = {}
+    self._kept: list[dict[str, Any]] = []
     self._next = 0
     self._closed = threading.Event()
     self._thread = threading.Thread(
       target=self._read, name='paxlike-mail', daemon=True
     )
     self._thread.start()
+
+  def subscribe(self, kind: str, handler: Handler) -> None:
+    """Has messages of a kind handled, this process's own too.
+
+    Args:
+      kind: Which messages; one handler each.
+      handler: Called in the reading thread, once in this one for each message
+        that has come before; must be quick.
+    """
+    with self._lock:
+      self._handlers[kind] = handler
+      early = [message for message in self._kept if message['kind'] == kind]
+      self._kept = [m for m in self._kept if m['kind'] != kind]
+    for message in early:
+      self._handle(message)
 
   def post(self, kind: str, **fields: Any) -> None:
     """Sends a message; when it returns, the service has it."""
@@ -68,10 +79,11 @@ class Mailbox:
       self._handle(json.loads(message))
 
   def _handle(self, message: dict[str, Any]) -> None:
-    handler = self._handlers.get(message['kind'])
-    if handler is None:
-      logging.warning('Unknown message to all processes: %s', message)
-      return
+    with self._lock:
+      handler = self._handlers.get(message['kind'])
+      if handler is None:
+        self._kept.append(message)
+        return
     try:
       handler(message)
     except Exception:  # noqa: BLE001 - one bad message must not deafen us

@@ -66,10 +66,11 @@ class Reporter:
       overwrite=True,
     )
 
-  def answer(self, question: str) -> None:
-    """Tells where this process is, stacks included."""
+  def answer(self, question: str, *, with_stack: bool) -> None:
+    """Tells where this process is."""
     self._store.set(
-      f'answer/{question}/{self._index}', self.here(with_stack=True).to_bytes()
+      f'answer/{question}/{self._index}',
+      self.here(with_stack=with_stack).to_bytes(),
     )
 
   def ask(self, processes: Iterable[int]) -> dict[int, where_lib.Where]:
@@ -81,13 +82,31 @@ class Reporter:
     asked = sorted(processes)[:_MOST_ASKED]
     if not asked:
       return {}
+    return self.collect(
+      len(asked),
+      lambda question: self._ask(question, asked),
+      timeout_s=_ANSWER_WAIT_S,
+    )
+
+  def collect(
+    self,
+    count: int,
+    post: Callable[[str], None],
+    *,
+    timeout_s: float,
+  ) -> dict[int, where_lib.Where]:
+    """Posts a question and waits for its answers.
+
+    Args:
+      count: How many answers are expected.
+      post: Sends the question, given its name.
+      timeout_s: How long to wait for answers.
+    """
     question = f'{self._index}-{next(self._serial)}'
-    self._ask(question, asked)
-    deadline_s = self._clock.monotonic_s() + _ANSWER_WAIT_S
+    post(question)
+    deadline_s = self._clock.monotonic_s() + timeout_s
     answers: dict[str, bytes] = {}
-    while len(answers) < len(asked):
-      if self._clock.monotonic_s() > deadline_s:
-        break
+    while len(answers) < count and self._clock.monotonic_s() < deadline_s:
       self._clock.sleep_s(_LOOK_EVERY_S)
       answers = self._store.list(f'answer/{question}')
     found = map(where_lib.Where.from_bytes, answers.values())

@@ -11,12 +11,14 @@ from absl import logging
 
 from paxlike.core import clock as clock_lib
 from paxlike.core import errors
-from paxlike.sync import _mail, _meeting, _report
+from paxlike.sync import _mail, _meeting, _report, _stop
 from paxlike.sync import _progress as progress_lib
 from paxlike.sync import _store as store_lib
+from paxlike.sync import _where as where_lib
 
 DEFAULT_TIMEOUT_S = 900.0
 _CULPRIT_WAIT_S = 2.0
+_DUMP_WAIT_S = 10.0
 _LENGTH = struct.Struct('<Q')
 
 
@@ -62,6 +64,7 @@ class StoreWorld:
         process; the interpreter's main thread if None.
       on_failure: Called once, in another thread, when a process has failed.
     """
+    self._store = store
     self._index = process_index
     self._count = process_count
     self._default_timeout_s = default_timeout_s
@@ -91,8 +94,16 @@ class StoreWorld:
       reporter=self.reporter,
       check_peers=self.check_peers,
     )
-    self.mail = _mail.Mailbox(
-      store, {'ask': self._answer, 'failed': self._hear_failure}
+    self.mail = _mail.Mailbox(store)
+    self.mail.subscribe('ask', self._answer)
+    self.mail.subscribe('dump', self._dump)
+    self.mail.subscribe('failed', self._hear_failure)
+    self.stop = _stop.SharedStop(
+      store,
+      self.mail,
+      process_index=process_index,
+      process_count=process_count,
+      failed=self._failed,
     )
 
   @property
@@ -104,6 +115,11 @@ class StoreWorld:
   def process_count(self) -> int:
     """How many processes there are."""
     return self._count
+
+  @property
+  def root(self) -> 'StoreWorld':
+    """The world without a scope: this one."""
+    return self
 
   @property
   def failure(self) -> Failure | None:
@@ -196,6 +212,21 @@ class StoreWorld:
     if failure is not None and failure.process_index != self._index:
       raise errors.PeerFailedError(str(failure))
 
+  def is_first(self, key: str) -> bool:
+    """Whether no process has asked this of `key` before."""
+    return self._store.increment(f'first/{key}') == 1
+
+  def dump_all(self, directory: str) -> dict[int, where_lib.Where]:
+    """Has every process write its stacks; returns where each is.
+
+    Those that do not answer within ten seconds are left out.
+    """
+    return self.reporter.collect(
+      self._count,
+      lambda question: self.mail.post('dump', id=question, directory=directory),
+      timeout_s=_DUMP_WAIT_S,
+    )
+
   def close(self) -> None:
     """Stops listening to the others."""
     self.mail.close()
@@ -211,9 +242,13 @@ class StoreWorld:
   def _timeout_s(self, timeout_s: float | None) -> float:
     return self._default_timeout_s if timeout_s is None else timeout_s
 
+  def _dump(self, message: dict[str, Any]) -> None:
+    where_lib.write(message['directory'], self.reporter.here(with_stack=True))
+    self.reporter.answer(message['id'], with_stack=False)
+
   def _answer(self, message: dict[str, Any]) -> None:
     if self._index in message['who']:
-      self.reporter.answer(message['id'])
+      self.reporter.answer(message['id'], with_stack=True)
 
   def _hear_failure(self, message: dict[str, Any]) -> None:
     self.note_failure(
@@ -230,6 +265,8 @@ class ScopedWorld:
     self.process_index = world.process_index
     self.process_count = world.process_count
     self.progress = world.progress
+    self.stop = world.stop
+    self.root = world
 
   def barrier(self, name: str, *, timeout_s: float | None = None) -> float:
     """See World."""

@@ -10,9 +10,17 @@ import threading
 import traceback
 from collections.abc import Sequence
 
+from paxlike.core import fs
+
 # Frames that say nothing about where the user's program is.
 _HIDDEN = (f'{pathlib.Path(__file__).parent}{os.sep}', '<frozen runpy>')
-_OWN_THREADS = ('paxlike-mail', 'paxlike-lifeline', 'paxlike-watchdog')
+_OWN_THREADS = (
+  'paxlike-lifeline',
+  'paxlike-mail',
+  'paxlike-reaper',
+  'paxlike-signals',
+  'paxlike-watchdog',
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,3 +97,13 @@ def stacks(main_thread: threading.Thread) -> str:
       lines = ''.join(traceback.format_list(shown)).rstrip()
       parts.append(f'Thread {thread.name}:\n{lines}')
   return '\n'.join(parts)
+
+
+def write(directory: str, where: Where) -> None:
+  """Writes a process's place and stacks to `process_<index>.txt`."""
+  files = fs.for_path(directory)
+  files.make_dirs(directory)
+  files.write_atomic(
+    fs.join(directory, f'process_{where.process_index:05d}.txt'),
+    f'{where}\n{where.stack}\n'.encode(),
+  )

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
 from paxlike.sync import _progress as progress_lib
+from paxlike.sync import _stop as stop_lib
 
 
 @runtime_checkable
@@ -25,6 +26,7 @@ class World(Protocol):
     process_index: This process, 0 to process_count - 1.
     process_count: How many there are; 1 when not distributed.
     progress: What this process is doing, as its peers are told.
+    stop: Whether the job has been asked to stop, and where it does.
   """
 
   @property
@@ -35,6 +37,9 @@ class World(Protocol):
 
   @property
   def progress(self) -> progress_lib.Progress: ...
+
+  @property
+  def stop(self) -> stop_lib.StopRequest: ...
 
   def barrier(self, name: str, *, timeout_s: float | None = None) -> float:
     """Blocks until every process has called this with `name`.
@@ -97,6 +102,7 @@ class SoloWorld:
 
   def __init__(self) -> None:
     self.progress = progress_lib.Progress()
+    self.stop = stop_lib.SoloStop()
 
   def barrier(self, name: str, *, timeout_s: float | None = None) -> float:
     """Returns at once."""

@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from paxlike.core import errors
+from tests.fakes import clock as fake_clock
 from tests.fakes import kv
 from tests.fakes import world as fake_world
 
@@ -185,6 +186,25 @@ def test_messages_a_process_do_not_grow_with_the_number_of_processes(
     return service.calls[world.process_index] - before
 
   assert max(fake_world.run(process_count, job, service=service)) <= 3
+
+
+@pytest.mark.slow
+def test_thousands_of_processes_cost_two_messages_each_a_barrier():
+  process_count = 4_096
+  service = kv.Service(clock=fake_clock.FastClock(0.01))  # nobody looks around
+  waited = fake_world.meet_many(
+    service,
+    process_count,
+    lambda meetings, index: [
+      meetings.barrier('b', timeout_s=60.0),
+      meetings.gather('g', b'%d' % index, b','.join, timeout_s=60.0),
+    ][1],
+  )
+  assert set(waited) == {b','.join(b'%d' % i for i in range(process_count))}
+  # barrier: count, verdict; gather: value, count, verdict; the last to come
+  # to the gather reads and removes the values instead of waiting.
+  assert max(service.calls.values()) <= 7
+  assert sum(service.calls.values()) <= 5 * process_count + 4
 
 
 def test_the_service_forgets_meetings_that_are_over():

@@ -1,0 +1,162 @@
+"""Finds that no step is done any more, and who is to blame.
+
+A process that is alive but stuck is noticed by nobody else: its peers wait in
+a collective for as long as it takes.
+"""
+
+import collections
+import threading
+
+from absl import logging
+
+from paxlike.core import clock as clock_lib
+from paxlike.core import fs
+from paxlike.sync import _ending, _report, _store_world, _world
+from paxlike.sync import _where as where_lib
+
+_LONGEST_LOOK_S = 10.0
+
+
+class Watchdog:
+  """Watches the steps of this process for the time of a `with` block.
+
+  When no step has been done for `max(factor * median step, floor_s)` seconds,
+  time in compile, eval, decode, save and restore not counted, every process
+  writes its Python stacks to `directory`, and one process says which of them
+  differ in phase or step.
+  """
+
+  def __init__(
+    self,
+    world: _world.World,
+    directory: str,
+    *,
+    factor: float = 10.0,
+    floor_s: float = 300.0,
+    end_job: bool = False,
+    clock: clock_lib.Clock = clock_lib.SYSTEM,
+  ):
+    """Nothing happens before the `with` block.
+
+    Args:
+      world: Whose `progress` is watched.
+      directory: Where stacks go: `job_log_dir/status/stacks`.
+      factor: How many median steps may pass without a step.
+      floor_s: But at least so many seconds.
+      end_job: Whether to end all processes with exit status 1 then; if not,
+        the stacks are the only effect.
+      clock: For tests.
+    """
+    self._world = world
+    self._directory = directory
+    self._factor = factor
+    self._floor_s = floor_s
+    self._end_job = end_job
+    self._clock = clock
+    self._over = threading.Event()
+    self._reported_step: int | None = None
+    self._thread = threading.Thread(
+      target=self._run, name='paxlike-watchdog', daemon=True
+    )
+
+  def __enter__(self) -> 'Watchdog':
+    self._thread.start()
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    self._over.set()
+    self._thread.join()
+
+  def look(self) -> str:
+    """Looks once; the report if this process is the first to find a stall."""
+    mark = self._world.progress.mark()
+    limit_s = max(self._factor * mark.median_step_s, self._floor_s)
+    if not mark.is_timed or mark.idle_s <= limit_s:
+      return ''
+    if mark.step == self._reported_step:
+      return ''
+    self._reported_step = mark.step
+    summary = dump_stacks(self._world, self._directory, stall=mark.step)
+    if not summary:
+      return ''
+    return (
+      f'No step for {mark.idle_s:.0f} s after step {mark.step}; the limit is '
+      f'{limit_s:.0f} s. Stacks are in {self._directory}.\n{summary}'
+    )
+
+  def _run(self) -> None:
+    every_s = min(self._floor_s / 10, _LONGEST_LOOK_S)
+    while not self._over.wait(every_s):
+      report = self.look()
+      if not report:
+        continue
+      logging.error('%s', report)
+      if self._end_job:
+        self._end(report)
+
+  def _end(self, report: str) -> None:
+    root = getattr(self._world, 'root', None)
+    if isinstance(root, _store_world.StoreWorld):
+      root.post_failure(
+        _store_world.Failure(
+          process_index=root.process_index, what=f'ends the job: {report}'
+        )
+      )
+      return
+    _ending.say(report)
+    _ending.end_now(1)
+
+
+def dump_stacks(world: _world.World, directory: str, *, stall: int) -> str:
+  """Has every process write its stacks; returns who differs from the others.
+
+  Args:
+    world: The processes.
+    directory: Where; readable text, one file a process.
+    stall: The step at which this happens; only the first process to ask for
+      a step does anything.
+
+  Returns:
+    A summary for people, '' if another process makes it.
+  """
+  root = getattr(world, 'root', None)
+  if not isinstance(root, _store_world.StoreWorld):
+    here = where_lib.here(
+      0,
+      at=str(world.progress.mark()),
+      meetings=(),
+      with_stack=True,
+      main_thread=threading.main_thread(),
+    )
+    where_lib.write(directory, here)
+    return f'{here}\n{here.stack}'
+  if not root.is_first(f'stall/{stall}'):
+    return ''
+  answers = root.dump_all(directory)
+  summary = differing(answers, root.process_count)
+  fs.for_path(directory).write_atomic(
+    fs.join(directory, 'summary.txt'), f'{summary}\n'.encode()
+  )
+  return summary
+
+
+def differing(answers: dict[int, where_lib.Where], process_count: int) -> str:
+  """Which processes are at the same place, the largest group first.
+
+  The smallest groups, last, hold the culprit: for the others wait for it.
+  """
+  groups: dict[str, list[int]] = collections.defaultdict(list)
+  for index, where in answers.items():
+    groups[where.at].append(index)
+  lines = [
+    f'  {at}: {"process" if len(members) == 1 else "processes"} '
+    f'{_report.indices(members)}'
+    for at, members in sorted(groups.items(), key=lambda item: -len(item[1]))
+  ]
+  silent = set(range(process_count)) - set(answers)
+  if silent:
+    lines.append(
+      '  do not answer (stopped, or without a Python that runs): '
+      f'{_report.indices(silent)}'
+    )
+  return '\n'.join(lines)

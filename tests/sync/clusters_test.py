@@ -1,0 +1,186 @@
+"""What launchers tell in the environment."""
+
+import pytest
+
+from paxlike.core import errors
+from paxlike.sync import _clusters
+
+
+def _find(env, **flags):
+  known = {
+    'coordinator_address': None,
+    'num_processes': None,
+    'process_id': None,
+  }
+  return _clusters.find(env=env, **{**known, **flags})
+
+
+def test_nothing_told_is_alone():
+  assert _find({}) is None
+
+
+def test_three_flags_are_enough():
+  found = _find({}, coordinator_address='h:1', num_processes=2, process_id=1)
+  assert found == _clusters.Cluster(
+    address='h:1', num_processes=2, process_id=1
+  )
+
+
+def test_one_process_is_alone():
+  assert _find({}, num_processes=1) is None
+
+
+def test_a_flag_without_the_others_says_which_are_missing():
+  with pytest.raises(
+    errors.UsageError, match='--coordinator_address and --process_id'
+  ):
+    _find({}, num_processes=2)
+
+
+def test_a_process_id_outside_of_the_job_is_refused():
+  with pytest.raises(errors.UsageError, match='must be 0 to 1'):
+    _find({}, coordinator_address='h:1', num_processes=2, process_id=2)
+
+
+SLURM = {
+  'SLURM_JOB_ID': '4711',
+  'SLURM_STEP_ID': '0',
+  'SLURM_STEP_NODELIST': 'gpu[007,010-012]',
+  'SLURM_STEP_NUM_TASKS': '8',
+  'SLURM_STEP_TASKS_PER_NODE': '2(x4)',
+  'SLURM_PROCID': '3',
+  'SLURM_LOCALID': '1',
+}
+
+
+def test_slurm_tasks_find_each_other():
+  found = _find(SLURM)
+  host, _, port = found.address.partition(':')
+  assert host == 'gpu007'
+  assert 61_440 <= int(port) < 65_536
+  assert (found.num_processes, found.process_id) == (8, 3)
+  assert found.local_device_ids == (1,)
+
+
+def test_slurm_steps_of_one_job_use_different_ports():
+  other = _find({**SLURM, 'SLURM_STEP_ID': '1'})
+  assert other.address != _find(SLURM).address
+
+
+def test_one_slurm_task_a_host_has_all_its_devices():
+  found = _find({**SLURM, 'SLURM_STEP_TASKS_PER_NODE': '1(x8)'})
+  assert found.local_device_ids is None
+
+
+def test_devices_that_slurm_has_dealt_out_are_not_dealt_again():
+  found = _find({**SLURM, 'CUDA_VISIBLE_DEVICES': '3'})
+  assert found.local_device_ids is None
+
+
+def test_a_batch_script_without_srun_is_alone():
+  env = {**SLURM, 'SLURM_NTASKS': '8', 'SLURM_PROCID': '0'}
+  del env['SLURM_STEP_NUM_TASKS']
+  assert _find(env) is None
+
+
+@pytest.mark.parametrize(
+  ('nodes', 'host'),
+  [
+    ('node001', 'node001'),
+    ('node001,host2', 'node001'),
+    ('node[001-015],host2', 'node001'),
+    ('node[007,010-12]', 'node007'),
+    ('n[1-2]-ib', 'n1-ib'),
+  ],
+)
+def test_the_first_of_a_node_list(nodes, host):
+  assert _clusters.first_host(nodes) == host
+
+
+MPI = {
+  'OMPI_COMM_WORLD_RANK': '2',
+  'OMPI_COMM_WORLD_SIZE': '4',
+  'OMPI_COMM_WORLD_LOCAL_RANK': '0',
+  'OMPI_COMM_WORLD_LOCAL_SIZE': '2',
+}
+
+
+@pytest.mark.parametrize(
+  ('name', 'value', 'host'),
+  [
+    (
+      'OMPI_MCA_orte_hnp_uri',
+      '1531576320.0;tcp://10.96.0.1,10.148.0.1:34911',
+      '10.96.0.1',
+    ),
+    ('OMPI_MCA_orte_hnp_uri', '15.0;tcp://10.96.0.1:34911', '10.96.0.1'),
+    ('PMIX_NAMESPACE', 'prterun-node7-4711@1', 'node7'),
+    ('PMIX_NAMESPACE', 'prterun-a-b-4711@1', 'a-b'),
+  ],
+)
+def test_open_mpi_of_both_releases_is_found(name, value, host):
+  found = _find({**MPI, name: value})
+  assert found.address.startswith(f'{host}:')
+  assert (found.num_processes, found.process_id) == (4, 2)
+
+
+def test_open_mpi_on_one_host_needs_no_name_of_it():
+  found = _find({**MPI, 'OMPI_COMM_WORLD_LOCAL_SIZE': '4'})
+  assert found.address.startswith('127.0.0.1:')
+
+
+def test_open_mpi_of_an_unknown_kind_asks_for_the_address():
+  with pytest.raises(errors.UsageError, match='--coordinator_address'):
+    _find({**MPI, 'PMIX_NAMESPACE': 'something else'})
+
+
+POD = {
+  'KUBERNETES_SERVICE_HOST': '10.0.0.1',
+  'JOB_COMPLETION_INDEX': '2',
+  'JAX_NUM_PROCESSES': '4',
+}
+
+
+def test_a_pod_of_an_indexed_job_finds_the_first_pod():
+  found = _clusters.from_kubernetes(
+    POD, fqdn=lambda: 'train-2.workers.default.svc.cluster.local'
+  )
+  host, _, port = found['address'].rpartition(':')
+  assert host == 'train-0.workers.default.svc.cluster.local'
+  assert port.isdigit()
+  assert (found['num_processes'], found['process_id']) == (4, 2)
+
+
+def test_pods_of_a_job_set_are_numbered_through():
+  env = {
+    **POD,
+    'JOB_INDEX': '3',
+    'JAX_PROCESSES_PER_JOB': '4',
+    'JAX_NUM_PROCESSES': '16',
+    'JAX_COORDINATOR_ADDRESS': 'first:1234',
+  }
+  found = _find(env)
+  assert (found.address, found.process_id) == ('first:1234', 14)
+
+
+def test_a_pod_that_cannot_know_the_count_says_what_to_set():
+  env = {k: v for k, v in POD.items() if k != 'JAX_NUM_PROCESSES'}
+  with pytest.raises(errors.UsageError, match='JAX_NUM_PROCESSES'):
+    _find(env)
+
+
+def test_three_variables_serve_any_launcher():
+  found = _find(
+    {
+      'JAX_COORDINATOR_ADDRESS': 'h:1',
+      'JAX_NUM_PROCESSES': '2',
+      'JAX_PROCESS_ID': '0',
+    }
+  )
+  assert (found.address, found.num_processes, found.process_id) == ('h:1', 2, 0)
+
+
+def test_a_flag_wins_over_the_launcher():
+  found = _find(SLURM, coordinator_address='elsewhere:7')
+  assert found.address == 'elsewhere:7'
+  assert found.process_id == 3

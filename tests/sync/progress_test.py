@@ -1,0 +1,65 @@
+"""Phase, step and pace of one process."""
+
+import pytest
+
+from paxlike import sync
+from tests.fakes import clock as fake_clock
+
+
+@pytest.fixture
+def clock():
+  return fake_clock.FakeClock()
+
+
+@pytest.fixture
+def progress(clock):
+  return sync.Progress(clock=clock)
+
+
+def test_the_innermost_phase_counts(progress):
+  with progress.phase('train'):
+    with progress.phase('save'):
+      assert progress.mark().phase == 'save'
+    assert progress.mark().phase == 'train'
+  assert progress.mark().phase == ''
+
+
+def test_no_step_is_due_before_the_first_one(progress, clock):
+  clock.advance_s(1_000.0)
+  assert not progress.mark().is_timed
+
+
+@pytest.mark.parametrize(
+  'phase', ['compile', 'eval', 'decode', 'save', 'restore']
+)
+def test_no_step_is_due_while_something_long_goes_on(progress, clock, phase):
+  progress.step(1)
+  with progress.phase('train'), progress.phase(phase):
+    assert not progress.mark().is_timed
+    clock.advance_s(1_000.0)
+  assert progress.mark().is_timed
+  assert progress.mark().idle_s == 0.0
+
+
+def test_waiting_for_input_counts_as_no_step(progress, clock):
+  progress.step(1)
+  with progress.phase('input'):
+    clock.advance_s(50.0)
+    assert progress.mark().is_timed
+  assert progress.mark().idle_s == 50.0
+
+
+def test_the_median_leaves_out_steps_that_saved_or_compiled(progress, clock):
+  with progress.phase('compile'):
+    clock.advance_s(600.0)
+  progress.step(1)
+  for step in range(2, 5):
+    clock.advance_s(2.0)
+    progress.step(step)
+  with progress.phase('save'):
+    clock.advance_s(300.0)
+  clock.advance_s(1.0)
+  progress.step(5)
+  clock.advance_s(4.0)
+  progress.step(6)
+  assert progress.mark().median_step_s == 2.0
