@@ -7,6 +7,7 @@ are forgotten. At the end the parts become one shard a process, in the order
 of the input, and the partial directory goes.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,22 @@ from paxlike.reporting import _jsonable, _pairs
 
 _PART = re.compile(r'^batches_(\d+)-(\d+)_part_(\d+)-of-(\d+)\.jsonl$')
 _ABOUT = 'about.json'
+
+
+@dataclasses.dataclass(frozen=True)
+class _Batch:
+  """What one process wrote of a batch; a line of a part."""
+
+  position: int
+  pairs: list[_pairs.Pair]
+  note: Any
+
+  @classmethod
+  def parse(cls, line: bytes) -> '_Batch':
+    """Reads a line of a part."""
+    fields = json.loads(line)
+    pairs = [(key, value) for key, value in fields['pairs']]
+    return cls(fields['position'], pairs, fields['note'])
 
 
 class KeyValueWriter:
@@ -76,7 +93,8 @@ class KeyValueWriter:
     self._format = file_format
     self._batches_per_commit = batches_per_commit
     self._keys: set[str] = set()
-    self._group: list[tuple[int, list[_pairs.Pair]]] = []
+    self._group: list[tuple[int, str]] = []
+    self._notes: list[Any] = []
     about = {'fingerprint': fingerprint, 'num_batches': num_batches}
     is_first = self._world.process_index == 0
     done = _jsonable.dumps(self._begin(about)) if is_first else ''
@@ -88,18 +106,37 @@ class KeyValueWriter:
     """Positions of the batches to decode, the same on every process."""
     return [p for p in range(self._num_batches) if p not in self._done]
 
-  def write(self, position: int, pairs: Iterable[tuple[str, Any]]) -> None:
-    """Takes this process's pairs of a batch; positions grow.
+  def write(
+    self,
+    position: int,
+    pairs: Iterable[tuple[str, Any]],
+    *,
+    note: Any = None,
+  ) -> None:
+    """Takes this process's pairs of a batch.
+
+    Args:
+      position: The batch; positions grow.
+      pairs: Keys are text and unique; values may hold arrays.
+      note: Anything JSON can say that must survive a kill with the pairs,
+        such as sums and weights of metrics; see `notes`.
 
     Raises:
-      ReportingError: A key is no text, or was written before.
+      ReportingError: A key is no text or was written before, or a value has
+        no form in JSON.
     """
     pairs = [(_pairs.check_key(key), value) for key, value in pairs]
     for key, _ in pairs:
       self._check_new(key, self._keys)
+    try:
+      line = _jsonable.dumps(_Batch(position, pairs, note))
+    except TypeError as error:
+      raise errors.ReportingError(
+        f'Batch {position} of {self.directory}: {error}'
+      ) from error
     if self._group and position != self._group[-1][0] + 1:
       self._commit()
-    self._group.append((position, pairs))
+    self._group.append((position, line))
     if len(self._group) == self._batches_per_commit:
       self._commit()
 
@@ -120,6 +157,14 @@ class KeyValueWriter:
       self._clean_up()
     self._world.barrier('finished')
     return path
+
+  def notes(self) -> list[Any]:
+    """After `finish`: the notes of the batches whose pairs this shard has.
+
+    Over the shards of all processes that is every note once, those written
+    before a kill included.
+    """
+    return list(self._notes)
 
   def _begin(self, about: dict[str, Any]) -> list[int]:
     """Forgets what is of no use; returns the batches that are done."""
@@ -169,16 +214,12 @@ class KeyValueWriter:
   def _commit(self) -> None:
     if not self._group:
       return
-    lines = [
-      _jsonable.dumps({'batch': position, 'pairs': pairs})
-      for position, pairs in self._group
-    ]
     first, last = self._group[0][0], self._group[-1][0]
     name = (
       f'batches_{first:08d}-{last:08d}_part_{self._world.process_index}-of-'
       f'{self._world.process_count}.jsonl'
     )
-    content = '\n'.join([*lines, '']).encode()
+    content = ''.join(f'{line}\n' for _, line in self._group).encode()
     self._fs.write_atomic(fs.join(self._partial, name), content)
     self._group = []
 
@@ -189,7 +230,9 @@ class KeyValueWriter:
       (index + 1) * self._num_batches // count,
     )
     self._check_complete()
-    pairs = list(self._read_batches(mine))
+    batches = list(self._read_batches(mine))
+    self._notes = [batch.note for batch in batches if batch.note is not None]
+    pairs = [pair for batch in batches for pair in batch.pairs]
     keys: set[str] = set()
     for key, _ in pairs:
       self._check_new(key, keys)
@@ -209,20 +252,19 @@ class KeyValueWriter:
         'no pairs.'
       )
 
-  def _read_batches(self, positions: range) -> Iterator[_pairs.Pair]:
-    """The pairs of some batches, in the order of the input."""
+  def _read_batches(self, positions: range) -> Iterator['_Batch']:
+    """All parts of some batches, in the order of the input."""
     for (first, last, _), parts in sorted(self._groups().items()):
       if last < positions.start or first >= positions.stop:
         continue
-      rows = []
+      found = []
       for part, name in sorted(parts.items()):
         content = self._fs.read_bytes(fs.join(self._partial, name))
-        for line in content.splitlines():
-          fields = json.loads(line)
-          rows.append((fields['batch'], part, fields['pairs']))
-      for batch, _, pairs in sorted(rows, key=lambda row: row[:2]):
-        if batch in positions:
-          yield from ((key, value) for key, value in pairs)
+        batches = map(_Batch.parse, content.splitlines())
+        found += [(batch.position, part, batch) for batch in batches]
+      for position, _, batch in sorted(found, key=lambda item: item[:2]):
+        if position in positions:
+          yield batch
 
   def _clean_up(self) -> None:
     """Drops shards of an earlier decode of this step, and the parts."""

@@ -236,3 +236,31 @@ def test_another_format_holds_the_same(tmp_path, file_format):
   paths = decode(tmp_path, 2, file_format=file_format)
   assert all(path.endswith(f'.{file_format}') for path in paths)
   assert read(tmp_path) == EXPECTED
+
+
+def test_notes_survive_kills_and_are_there_once(tmp_path):
+  def job(world):
+    rows = input_contract.split_rows(BATCH_SIZE, world.process_count)[
+      world.process_index
+    ]
+    writer = open_writer(tmp_path, world)
+    for position in writer.pending():
+      if position == 7 and world.process_count == 2:
+        raise KilledError
+      pairs = pairs_of(position, rows)
+      writer.write(position, pairs, note={'count': len(pairs), 'sum': 0.1})
+    writer.finish()
+    return writer.notes()
+
+  fake_world.run(2, job, return_errors=True)
+  notes = [note for notes in fake_world.run(3, job) for note in notes]
+  assert sum(note['count'] for note in notes) == len(EXPECTED)
+  # Two parts of the six batches committed before, three of the others.
+  assert len(notes) == 6 * 2 + 5 * 3
+
+
+def test_a_value_that_json_cannot_say_fails_at_its_batch(tmp_path):
+  writer = open_writer(tmp_path)
+  writer.write(0, [])
+  with pytest.raises(errors.ReportingError, match=r'Batch 1 .* type object'):
+    writer.write(1, [('key', object())])
