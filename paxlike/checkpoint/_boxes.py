@@ -111,10 +111,25 @@ def boxes_of(layout: pb.Layout, shape: tuple[int, ...]) -> tuple[Box, ...]:
   return grid_boxes(tuple(layout.grid), shape)
 
 
+def box_at(layout: pb.Layout, shape: tuple[int, ...], number: int) -> Box:
+  """One box of a layout by its number."""
+  if layout.boxes:
+    box = layout.boxes[number]
+    return Box(tuple(box.start), tuple(box.stop))
+  cut = []
+  for d in range(len(shape) - 1, -1, -1):
+    number, i = divmod(number, layout.grid[d])
+    cut.append(_cuts_at(shape[d], layout.grid[d], i))
+  return Box(tuple(c[0] for c in cut[::-1]), tuple(c[1] for c in cut[::-1]))
+
+
 def overlapping(
   layout: pb.Layout, shape: tuple[int, ...], want: Box
 ) -> Iterator[tuple[int, Box]]:
   """The numbers and boxes of a layout that have something of `want`."""
+  if len(layout.owners) == 1:
+    yield 0, whole(shape)
+    return
   if layout.boxes:
     for number, box in enumerate(boxes_of(layout, shape)):
       if box.intersect(want):
@@ -172,6 +187,17 @@ def layout_of(
     boxes=tuple(ordered),
     owners=tuple(owners[box] for box in ordered),
     text=text,
+  )
+
+
+@functools.lru_cache(maxsize=4096)
+def local_boxes(
+  sharding: jax.sharding.Sharding, shape: tuple[int, ...]
+) -> tuple[Box, ...]:
+  """The distinct boxes that devices of this process hold."""
+  places = sharding.addressable_devices_indices_map(shape)
+  return tuple(
+    dict.fromkeys(from_index(i or (), shape) for i in places.values())
   )
 
 

@@ -214,7 +214,7 @@ class CheckpointManager:
       decision = self._save_policy.due(
         steps_since=step - last // every * every,
         s_since=self._clock.monotonic_s() - self._last_save_s,
-      ) or (self._save_policy.continuous and not self._is_busy())
+      ) or (self._save_policy.continuous and not self.is_saving())
     if self._save_policy.needs_clock and self._world.process_count > 1:
       mine = b'1' if decision else b'0'
       return self._from_first('should_save', lambda: mine) == b'1'
@@ -226,7 +226,8 @@ class CheckpointManager:
       newest = max(newest, self._in_flight_step)
     return newest if newest >= 0 else None
 
-  def _is_busy(self) -> bool:
+  def is_saving(self) -> bool:
+    """Whether a save is still being written in the background."""
     return self._in_flight is not None and not self._in_flight.done()
 
   # --- saving
@@ -340,7 +341,7 @@ class CheckpointManager:
       raise errors.UsageError('This checkpoint manager is closed.')
 
   def _wait_for_last(self, step: int) -> None:
-    if self._is_busy():
+    if self.is_saving():
       logging.warning(
         'Saving step %d waits for step %d, which is still being written.',
         step,

@@ -1,5 +1,6 @@
 """MANIFEST: the one file that makes a step exist and says what is in it."""
 
+import functools
 import platform
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -14,6 +15,7 @@ from paxlike.protos import checkpoint_pb2 as pb
 _PACKAGES = ('paxlike', 'jax', 'jaxlib', 'numpy', 'flax', 'optax', 'ml_dtypes')
 
 
+@functools.cache
 def versions() -> dict[str, str]:
   """Versions of the software that writes, for the record."""
   found = {'python': platform.python_version()}

@@ -130,7 +130,7 @@ def match(
       them are listed.
   """
   saved = _state.leaves_of(manifest.tree)
-  infos = [_state.info_from_proto(a) for a in manifest.arrays]
+  infos = _state.infos_of(manifest)
   wanted = trees.flatten_with_names(target, keep_empty=True)
   fits: list[_Fit] = []
   restored: list[str] = []
@@ -202,20 +202,23 @@ def _fit(
   selection: Selection,
 ) -> tuple[_Fit, str]:
   """Fits one leaf; the text says what is wrong, '' if nothing is."""
-  problem = (
-    f'{name}: checkpoint {_saved_text(saved, infos)}, wanted {_text(leaf)}'
-  )
+
+  def problem() -> str:
+    return (
+      f'{name}: checkpoint {_saved_text(saved, infos)}, wanted {_text(leaf)}'
+    )
+
   if isinstance(leaf, trees.Empty):
-    return _Fit(name, leaf, None, leaf), '' if leaf == saved else problem
+    return _Fit(name, leaf, None, leaf), '' if leaf == saved else problem()
   want = _state.describe(name, leaf)
   if want is None:
     if isinstance(saved, _state.SavedScalar) and (
       type(saved.value) is type(leaf)
     ):
       return _Fit(name, leaf, None, saved.value), ''
-    return _Fit(name, leaf, None, leaf), problem
+    return _Fit(name, leaf, None, leaf), problem()
   if not isinstance(saved, _state.SavedArray):
-    return _Fit(name, leaf, None, leaf), problem
+    return _Fit(name, leaf, None, leaf), problem()
   have = infos[saved.number]
   fits = (
     have.shape == want.shape
@@ -225,7 +228,7 @@ def _fit(
       or (selection.cast and _is_float(have) and _is_float(want))
     )
   )
-  return _Fit(name, leaf, saved.number), '' if fits else problem
+  return _Fit(name, leaf, saved.number), '' if fits else problem()
 
 
 def _is_float(info: _state.ArrayInfo) -> bool:
@@ -246,7 +249,7 @@ def fill(
   Returns:
     The target's structure with the values of the checkpoint.
   """
-  infos = [_state.info_from_proto(a) for a in manifest.arrays]
+  infos = _state.infos_of(manifest)
   builds = [
     None if fit.number is None else _Build(fit.target, fit.number, infos)
     for fit in found.fits
@@ -271,15 +274,11 @@ class _Build:
       else self._raw_sharding()
     )
     self._by_box: dict[_boxes.Box, requests.Request] = {}
-    self._devices: list[tuple[Any, _boxes.Box]] = []
     shape = self._info.shape
     if self._sharding is None:
       self._add(number, _boxes.whole(shape))
       return
-    places = self._sharding.addressable_devices_indices_map(shape)
-    for device, index in places.items():
-      box = _boxes.from_index(index or (), shape)
-      self._devices.append((device, box))
+    for box in _boxes.local_boxes(self._sharding, shape):
       self._add(number, box)
 
   def _add(self, number: int, box: _boxes.Box) -> None:
@@ -319,22 +318,22 @@ class _Build:
       return value
     values = {box: self._cast(r.out) for box, r in self._by_box.items()}
     self._by_box = {}
-    kind = self._sharding.memory_kind
-    # The device may take this memory over instead of copying it, also for
-    # several devices at once; nobody writes to it again.
+    shape = self._info.shape
+    # The devices may take this memory over instead of copying it, several of
+    # them the same; nobody writes to it again.
     # (restore_test.py::test_donating_a_restored_state_changes_only_it)
-    parts = [
-      jax.device_put(
-        values[box],
-        jax.sharding.SingleDeviceSharding(device, memory_kind=kind),
-      )
-      for device, box in self._devices
-    ]
-    array = jax.make_array_from_single_device_arrays(
-      self._info.shape, self._sharding, parts
+    array = jax.make_array_from_callback(
+      shape,
+      self._sharding,
+      lambda index: values[_boxes.from_index(index or (), shape)],
     )
     if self._info.prng_impl:
       return jax.random.wrap_key_data(array, impl=self._info.prng_impl)
+    if array.dtype != self._target.dtype:
+      raise errors.RestoreMismatchError(
+        f'{self._info.name}: JAX makes {array.dtype} of {self._target.dtype}; '
+        'set jax_enable_x64 to restore it.'
+      )
     return array
 
   def _cast(self, value: np.ndarray) -> np.ndarray:

@@ -299,7 +299,7 @@ def read_all(
   manifest: pb.Manifest, reader: _stores.Reader
 ) -> tuple[Any, restore_lib.Report]:
   """Reads a whole step into plain containers of NumPy arrays."""
-  infos = [_state.info_from_proto(a) for a in manifest.arrays]
+  infos = _state.infos_of(manifest)
   wanted = [
     requests.make(i, _boxes.whole(info.shape), info)
     for i, info in enumerate(infos)

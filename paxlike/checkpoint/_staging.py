@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from paxlike.core import errors, fs
@@ -147,15 +148,18 @@ def run_together(
 
 def prefetch(values: Sequence[Any], at: int) -> None:
   """Starts the transfer to the host of the device arrays that come next."""
-  first = at + 1 if at else 0
-  for value in values[first : at + 1 + _LOOKAHEAD][-_LOOKAHEAD:]:
-    start = getattr(value, 'copy_to_host_async', None)
-    if start is not None and not _is_on_cpu(value):
-      start()
+  # On CPU the copy out of a device array is all there is.
+  if not values or _platform(values[at]) == 'cpu':
+    return
+  for value in values[at if not at else at + _LOOKAHEAD : at + _LOOKAHEAD + 1]:
+    if isinstance(value, jax.Array):
+      value.copy_to_host_async()
 
 
-def _is_on_cpu(value: Any) -> bool:
-  return next(iter(value.devices())).platform == 'cpu'
+def _platform(value: Any) -> str:
+  if not isinstance(value, jax.Array):
+    return 'cpu'
+  return next(iter(value.devices())).platform
 
 
 def flat_bytes(value: Any) -> np.ndarray:

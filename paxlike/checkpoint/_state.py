@@ -59,6 +59,11 @@ class ArrayInfo:
     )
 
 
+def infos_of(manifest: pb.Manifest) -> list[ArrayInfo]:
+  """All arrays of a step, by number."""
+  return [info_from_proto(array) for array in manifest.arrays]
+
+
 def info_from_proto(array: pb.Array) -> ArrayInfo:
   """Reads back what `ArrayInfo.to_proto` wrote."""
   return ArrayInfo(
@@ -117,6 +122,8 @@ def describe(name: str, leaf: Any) -> ArrayInfo | None:
   """
   if isinstance(leaf, _SCALARS) and not isinstance(leaf, np.generic):
     return None
+  if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) and not is_key(leaf):
+    return ArrayInfo(name, np.dtype(leaf.dtype), tuple(leaf.shape))
   if is_key(leaf):
     shape = (*leaf.shape, *key_words(leaf))
     return ArrayInfo(name, np.dtype(np.uint32), shape, 'jax', key_impl(leaf))

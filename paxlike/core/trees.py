@@ -6,6 +6,7 @@ state that lost one is another state. What to do with a leaf is the caller's.
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -39,6 +40,7 @@ class Child:
   value: Any
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def escape(key: str) -> str:
   """Makes any text fit to stand between two separators of a name."""
   if key in ('', '.', '..'):
@@ -145,8 +147,6 @@ def flatten_with_names(
     ConfigError: Some keys cannot be told apart once they are text.
   """
   found: list[tuple[str, Any]] = []
-  # Keys repeat in every layer, so escaping each one once is most of the time.
-  cache: dict[str, str] = {}
 
   def visit(prefix: str, node: Any) -> None:
     below = children(node)
@@ -156,10 +156,7 @@ def flatten_with_names(
     if not below and keep_empty:
       found.append((prefix, Empty(type_name(node))))
     for child in below:
-      key = str(child.key)
-      part = cache.get(key)
-      if part is None:
-        part = cache[key] = escape(key)
+      part = escape(str(child.key))
       visit(f'{prefix}{SEPARATOR}{part}' if prefix else part, child.value)
 
   visit('', tree)

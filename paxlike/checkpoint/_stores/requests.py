@@ -8,6 +8,9 @@ from paxlike.checkpoint import _boxes, _integrity, _staging, _state
 from paxlike.core import errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
 
+# From this size on a box is read straight into the memory asked for.
+IN_PLACE_BYTES = 4 << 20
+
 
 class VanishedError(errors.CheckpointDamagedError):
   """A file that the manifest names is gone: lost, or just being deleted."""
@@ -34,7 +37,12 @@ class Request:
 def make(array: int, box: _boxes.Box, info: _state.ArrayInfo) -> Request:
   """A request with fresh memory that nothing else will ever use."""
   num_bytes = box.size * info.dtype.itemsize
-  memory = _staging.aligned_empty(num_bytes)
+  # Only what is read in place has to begin at a page.
+  memory = (
+    np.empty(num_bytes, np.uint8)
+    if num_bytes < IN_PLACE_BYTES
+    else _staging.aligned_empty(num_bytes)
+  )
   out = memory[:num_bytes].view(info.dtype).reshape(box.shape)
   return Request(array, box, out, memory)
 

@@ -140,22 +140,33 @@ def make_plan(
 
 def shard_values(state: _state.State, plan: Plan) -> list[Any]:
   """The single-device or NumPy array that holds each entry of a plan."""
+  # Arrays of one sharding and shape have their shards in one order, and asking
+  # an array for all its shards is slow.
+  places: dict[Any, dict[_boxes.Box, int]] = {}
   found: list[Any] = []
-  shards: dict[int, dict[_boxes.Box, Any]] = {}
   for entry in plan.entries:
     value = state.values[entry.array]
     if not isinstance(value, jax.Array):
       found.append(value)
-      continue
-    by_box = shards.get(entry.array)
-    if by_box is None:
-      by_box = {}
-      for shard in value.addressable_shards:
-        box = _boxes.from_index(shard.index, value.shape)
-        by_box.setdefault(box, shard)
-      shards[entry.array] = by_box
-    found.append(by_box[entry.box].data)
+    elif value.is_fully_replicated:
+      found.append(value.addressable_data(0))
+    else:
+      key = (value.sharding, value.shape)
+      if key not in places:
+        places[key] = _places_of(value)
+      found.append(value.addressable_data(places[key][entry.box]))
   return found
+
+
+def _places_of(value: jax.Array) -> dict[_boxes.Box, int]:
+  """Which of the array's local parts holds each box."""
+  devices = value.sharding.addressable_devices_indices_map(value.shape)
+  places: dict[_boxes.Box, int] = {}
+  for i in range(len(devices)):
+    (device,) = value.addressable_data(i).devices()
+    box = _boxes.from_index(devices[device] or (), value.shape)
+    places.setdefault(box, i)
+  return places
 
 
 class Staged:
@@ -178,13 +189,18 @@ class Staged:
     """Copies every box; after it the state may change or vanish."""
     try:
       values, self._values = self._values, []
+      told = 0
       for i, entry in enumerate(self._plan.entries):
         _staging.prefetch(values, i)
         source = _staging.flat_bytes(values[i])
         values[i] = None
         self._copy(entry, source)
         del source
-        self._progress.advance(entry.offset + entry.extent)
+        done = entry.offset + entry.extent
+        if done - told >= _STRIPE_BYTES // 4:
+          told = done
+          self._progress.advance(done)
+      self._progress.advance(self._plan.total_bytes)
     except BaseException as e:
       self._progress.fail(e)
       raise
