@@ -12,6 +12,7 @@ from paxlike.core import lazy
 if TYPE_CHECKING:
   from paxlike.reporting._jsonable import to_jsonable as to_jsonable
   from paxlike.reporting._key_values import KeyValueWriter as KeyValueWriter
+  from paxlike.reporting._key_values import is_unfinished as is_unfinished
   from paxlike.reporting._metrics_log import read_metrics as read_metrics
   from paxlike.reporting._pairs import WriteKeyValuePairs as WriteKeyValuePairs
   from paxlike.reporting._pairs import read_key_values as read_key_values
@@ -31,6 +32,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'Status': '_status',
     'SummaryWriter': '_summaries',
     'WriteKeyValuePairs': '_pairs',
+    'is_unfinished': '_key_values',
     'read_key_values': '_pairs',
     'read_metrics': '_metrics_log',
     'read_status': '_status',

@@ -10,7 +10,7 @@ of the input, and the partial directory goes.
 import dataclasses
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from absl import logging
@@ -21,6 +21,16 @@ from paxlike.reporting import _jsonable, _pairs
 
 _PART = re.compile(r'^batches_(\d+)-(\d+)_part_(\d+)-of-(\d+)\.jsonl$')
 _ABOUT = 'about.json'
+
+
+def is_unfinished(job_log_dir: str, input_name: str, step: int) -> bool:
+  """Whether a decode of that input at that step was begun but not finished."""
+  path = fs.join(job_log_dir, 'decoder_out', input_name, _partial_name(step))
+  return fs.for_path(path).exists(path)
+
+
+def _partial_name(step: int) -> str:
+  return f'decoder_out_{step}.partial'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +98,7 @@ class KeyValueWriter:
     self.directory = fs.join(job_log_dir, 'decoder_out', input_name)
     self._fs = fs.for_path(self.directory)
     self._stem = f'decoder_out_{step}'
-    self._partial = fs.join(self.directory, f'{self._stem}.partial')
+    self._partial = fs.join(self.directory, _partial_name(step))
     self._num_batches = num_batches
     self._format = file_format
     self._batches_per_commit = batches_per_commit
@@ -140,8 +150,13 @@ class KeyValueWriter:
     if len(self._group) == self._batches_per_commit:
       self._commit()
 
-  def finish(self) -> str:
+  def finish(self, *, report: Callable[[list[Any]], None] | None = None) -> str:
     """Makes the shards out of all parts; waits for every process.
+
+    Args:
+      report: Called on every process with the `notes` of its shard once that
+        is written, before the decode counts as finished: what it writes is
+        there if the decode is, and it is called again if it was killed.
 
     Returns:
       Path of this process's shard.
@@ -152,6 +167,8 @@ class KeyValueWriter:
     self._commit()
     self._world.barrier('committed')
     path = self._write_shard()
+    if report is not None:
+      report(self.notes())
     self._world.barrier('sharded')
     if self._world.process_index == 0:
       self._clean_up()

@@ -5,7 +5,7 @@ has `step` and `wall_time`; NaN and infinities are strings (`_jsonable`).
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from absl import logging
@@ -33,11 +33,62 @@ def read_metrics(job_log_dir: str, name: str) -> list[dict[str, Any]]:
   ]
 
 
-def encode(step: int, wall_time_s: float, values: dict[str, float]) -> bytes:
-  """One line."""
+def encode(
+  step: int,
+  wall_time_s: float,
+  values: Mapping[str, float],
+  facts: Mapping[str, Any] | None = None,
+) -> bytes:
+  """One line.
+
+  Args:
+    step: Updates done.
+    wall_time_s: Seconds since 1970 UTC.
+    values: The scalars.
+    facts: What the line says besides and TensorBoard is not told.
+  """
   head = {'step': step, 'wall_time': wall_time_s}
-  fields = {**head, **values, **head}
+  fields = {**head, **(facts or {}), **values, **head}
   return f'{_jsonable.dumps(fields)}\n'.encode()
+
+
+class Table:
+  """A file in which a new line takes the place of the one of its step.
+
+  The file is replaced atomically at each `flush`, so at any moment it has one
+  line a step; for what is written rarely, such as evaluations.
+  """
+
+  def __init__(self, path: str):
+    self._path = path
+    self._new: dict[int, bytes] = {}
+
+  def write(self, line: bytes) -> None:
+    """Takes a line that `encode` made; an empty one is nothing."""
+    if line:
+      self._new[json.loads(line)['step']] = line
+
+  def flush(self) -> None:
+    """Puts the lines taken into the file."""
+    if not self._new:
+      return
+    file_system = fs.for_path(self._path)
+    content = b''
+    if file_system.exists(self._path):
+      content = file_system.read_bytes(self._path)
+    lines = [
+      self._new.pop(fields['step'], line)
+      for line, fields in _lines(content, self._path)
+    ]
+    lines += self._new.values()
+    file_system.write_atomic(self._path, b''.join(lines))
+    self._new = {}
+
+  def __enter__(self) -> 'Table':
+    return self
+
+  def __exit__(self, *exception: object) -> None:
+    self.flush()
 
 
 def rewind(path: str, *, purge_step: int | None) -> None:

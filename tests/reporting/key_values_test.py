@@ -264,3 +264,28 @@ def test_a_value_that_json_cannot_say_fails_at_its_batch(tmp_path):
   writer.write(0, [])
   with pytest.raises(errors.ReportingError, match=r'Batch 1 .* type object'):
     writer.write(1, [('key', object())])
+
+
+def test_a_decode_is_finished_only_once_its_report_is_made(tmp_path):
+  class DeadError(Exception):
+    pass
+
+  def die(notes):
+    assert notes == [7]
+    raise DeadError
+
+  def open_one():
+    return open_writer(tmp_path, num_batches=1)
+
+  writer = open_one()
+  writer.write(0, [('key', 1)], note=7)
+  with pytest.raises(DeadError):
+    writer.finish(report=die)
+  assert reporting.is_unfinished(str(tmp_path), 'verses', 20)
+  again = open_one()
+  assert again.pending() == []
+  reports = []
+  again.finish(report=reports.append)
+  assert reports == [[7]]
+  assert not reporting.is_unfinished(str(tmp_path), 'verses', 20)
+  assert read(tmp_path) == [('key', 1)]
