@@ -31,6 +31,7 @@ def bootstrap(
   timeout_s: float = 300.0,
   barrier_timeout_s: float = _store_world.DEFAULT_TIMEOUT_S,
   silence_s: float = _lifeline.DEFAULT_SILENCE_S,
+  grace_s: float = _ending.LONGEST_GRACE_S,
 ) -> Iterator[_world.World]:
   """Makes this process one of its job for the time of the `with` block.
 
@@ -51,6 +52,8 @@ def bootstrap(
     barrier_timeout_s: For meetings that are given no timeout of their own.
     silence_s: After how long a process that neither ends nor answers counts
       as lost.
+    grace_s: How long the main thread has to get out of the block, once
+      another process has failed, before the process is ended.
 
   Yields:
     The world, which `sync.world()` returns inside the block.
@@ -74,6 +77,7 @@ def bootstrap(
     timeout_s=timeout_s,
     barrier_timeout_s=barrier_timeout_s,
     silence_s=silence_s,
+    grace_s=grace_s,
   )
   with _as_current(member.world) as world:
     try:
@@ -105,6 +109,7 @@ def _join(
   timeout_s: float,
   barrier_timeout_s: float,
   silence_s: float,
+  grace_s: float,
 ) -> '_Member':
   from paxlike.sync import _kv  # JAX is loaded only where it is needed
 
@@ -128,7 +133,7 @@ def _join(
     timeout_s=max(30.0, timeout_s),
     local_device_ids=cluster.local_device_ids,
   )
-  reaper = _ending.Reaper()
+  reaper = _ending.Reaper(grace_s=grace_s)
 
   world = _store_world.StoreWorld(
     store,
@@ -214,5 +219,5 @@ class _Member:
     _ending.end_at_exit(getattr(error, 'exit_status', errors.EXIT_FAILED))
     if self.world.process_index == 0:
       # The others learn of the failure through the service that ends with us.
-      self.lifeline.leave(timeout_s=_ending.GRACE_S + 1.0)
+      self.lifeline.leave(timeout_s=_ending.LONGEST_GRACE_S + 1.0)
     return error

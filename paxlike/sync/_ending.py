@@ -15,13 +15,18 @@ from collections.abc import Callable
 
 from paxlike.core import errors
 
-GRACE_S = 5.0
+# Longer, and an abort would come first (see `delay_aborts`).
+LONGEST_GRACE_S = 5.0
 
 
 class Reaper:
   """Ends this process, once a failure in the job is known."""
 
-  def __init__(self, *, grace_s: float = GRACE_S):
+  def __init__(self, *, grace_s: float):
+    if not 0 < grace_s <= LONGEST_GRACE_S:
+      raise errors.UsageError(
+        f'grace_s is {grace_s}, must be over 0 and at most {LONGEST_GRACE_S}.'
+      )
     self._grace_s = grace_s
     self._lock = threading.Lock()
     self._armed = False
@@ -72,7 +77,7 @@ def delay_aborts() -> Callable[[], None]:
   When process 0 is killed, JAX's C++ client aborts the others within
   milliseconds, before Python can tell what happened. So SIGABRT's handler
   becomes the C library's `sleep`: called with the signal's number, 6, it holds
-  the aborting thread for 6 s, longer than `GRACE_S`. If nothing has ended the
+  the aborting thread for 6 s, longer than `LONGEST_GRACE_S`. If nothing has ended the
   process by then, the abort goes on. Returns what undoes it.
   (faults_test.py::test_a_killed_coordinator_is_named_by_all)
   """

@@ -18,7 +18,7 @@ from paxlike.sync import _where as where_lib
 
 DEFAULT_TIMEOUT_S = 900.0
 _CULPRIT_WAIT_S = 2.0
-_DUMP_WAIT_S = 10.0
+_DUMP_WAIT_S = 5.0
 _LENGTH = struct.Struct('<Q')
 
 
@@ -219,7 +219,7 @@ class StoreWorld:
   def dump_all(self, directory: str) -> dict[int, where_lib.Where]:
     """Has every process write its stacks; returns where each is.
 
-    Those that do not answer within ten seconds are left out.
+    Those that do not answer within five seconds are left out.
     """
     return self.reporter.collect(
       self._count,

@@ -74,10 +74,11 @@ class Process:
 
   def _read(self) -> None:
     assert self.popen.stdout is not None
-    for line in self.popen.stdout:
-      with self._changed:
-        self.lines.append((time.monotonic(), line.rstrip('\n')))
-        self._changed.notify_all()
+    with self.popen.stdout as stdout:
+      for line in stdout:
+        with self._changed:
+          self.lines.append((time.monotonic(), line.rstrip('\n')))
+          self._changed.notify_all()
 
   def _await(self) -> None:
     self.status = self.popen.wait()
@@ -98,6 +99,9 @@ def run(
   timeout_s: float = 60.0,
   env: dict[str, str] | None = None,
   during: Callable[[list[Process]], None] | None = None,
+  absent: Sequence[int] = (),
+  start_timeout_s: float = 60.0,
+  silence_s: float = 60.0,
 ) -> list[Process]:
   """Runs `job` in that many processes that are joined into one job.
 
@@ -108,6 +112,9 @@ def run(
     timeout_s: When those still alive are killed.
     env: Environment variables to set besides.
     during: Called with the processes while they run, to hurt them.
+    absent: Processes that are not started.
+    start_timeout_s: How long the processes wait for each other at the start.
+    silence_s: How long one may be silent before it counts as lost.
   """
   address = f'localhost:{free_port()}'
   commands = [
@@ -118,10 +125,13 @@ def run(
       f'--coordinator_address={address}',
       f'--num_processes={num_processes}',
       f'--process_id={index}',
+      f'--start_timeout_s={start_timeout_s}',
+      f'--silence_s={silence_s}',
       job,
       *arguments,
     ]
     for index in range(num_processes)
+    if index not in absent
   ]
   return run_commands(commands, timeout_s=timeout_s, env=env, during=during)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from paxlike import sync
+from paxlike.core import errors
 
 
 def fault() -> None:
@@ -96,7 +97,7 @@ def barrier_on_one(world: sync.World) -> None:
   steps(world, 2)
   if world.process_index == 0:
     fault()
-    world.barrier('save/2', timeout_s=8.0)
+    world.barrier('save/2', timeout_s=4.0)
   steps(world, 10_000)
 
 
@@ -121,27 +122,107 @@ def different_config(world: sync.World) -> None:
 
 def background_barrier(world: sync.World) -> None:
   """Barriers in a saver thread while the main thread reduces."""
+  counts = []
 
   def saver() -> None:
-    for index in range(50):
+    for index in range(200):
       world.barrier(f'save/{index}')
+    counts.append(200)
 
   thread = threading.Thread(target=saver)
   thread.start()
-  total = 0.0
-  while thread.is_alive() or total == 0.0:
-    total = collective()
-    stop = sync.agree(f'stop/{time.monotonic()}', True) if False else None
-    del stop
-    break
+  for _ in range(50):
+    assert collective() == jax.device_count()
   thread.join()
-  assert total == jax.device_count()
+  assert counts == [200]
+  print('saved beside the steps', flush=True)
 
 
-def stopped(world: sync.World) -> None:
-  steps(world, 3)
+def background_collective(world: sync.World) -> None:
+  """What the guard of test builds is for."""
+  with sync.assert_main_thread_only():
+    found = []
+
+    def summarise() -> None:
+      try:
+        collective()
+      except RuntimeError as error:
+        found.append(str(error))
+
+    thread = threading.Thread(target=summarise)
+    thread.start()
+    for _ in range(10):
+      collective()
+    thread.join()
+  assert 'no_execution' in found[0], found
+  print('the background thread was refused', flush=True)
+
+
+def stops_in_order(world: sync.World) -> None:
+  """A training loop that is asked to stop, saves and ends with status 75."""
+  with world.progress.phase('train'):
+    for step in range(10_000):
+      if step == 5:
+        print('ready to be stopped', flush=True)
+      if world.stop.poll():
+        print(f'saving step {step}', flush=True)
+        with world.progress.phase('save'):
+          time.sleep(1.0)
+          world.barrier(f'save/{step}')
+        print(f'saved step {step}', flush=True)
+        raise errors.PreemptedError(f'Stopped after step {step}.')
+      world.progress.step(step)
+      collective()
+
+
+def stops_after_compiling(world: sync.World) -> None:
+  """SIGTERM while the main thread is in C++ code for seconds."""
+  collective()
+
+  @jax.jit
+  def slow(x):
+    return jax.pure_callback(lambda y: (time.sleep(3.0), y)[1], x, x)
+
+  with world.progress.phase('compile'):
+    print('ready to be stopped', flush=True)
+    jax.block_until_ready(slow(jnp.ones(())))
+  asked = world.stop.requested()
+  print(f'known when it came out: {bool(asked)}', flush=True)
+  stops_in_order(world)
+
+
+def stuck_on(world: sync.World, index: str, directory: str) -> None:
+  """One process sleeps inside a step; the others wait in the reduction."""
+  with (
+    sync.Watchdog(world, directory, floor_s=2.0, end_job=True),
+    world.progress.phase('train'),
+  ):
+    for step in range(10_000):
+      world.progress.step(step)
+      if step == 5 and world.process_index == int(index):
+        fault()
+        with world.progress.phase('input'):
+          a_slow_input()
+      collective()
+
+
+def a_slow_input() -> None:
+  time.sleep(600.0)
+
+
+def watched(world: sync.World, directory: str) -> None:
+  """Training under a watchdog, to be stopped with SIGSTOP from outside."""
+  with sync.Watchdog(world, directory, floor_s=2.0, end_job=True):
+    steps(world, 20)
+    print('ready to be stopped', flush=True)
+    steps(world, 10_000)
+
+
+def reads_input(world: sync.World, index: str) -> None:
+  steps(world, 2)
   print('ready to be stopped', flush=True)
-  if world.process_index == 0:
-    steps(world, 10_000)
-  else:
-    steps(world, 10_000)
+  world.barrier('wait here', timeout_s=600.0)
+
+
+def never_starts(world: sync.World) -> None:
+  raise AssertionError('not all processes were started')

@@ -30,6 +30,7 @@ def main() -> None:
       process_id=flags.process_id,
       timeout_s=flags.start_timeout_s,
       silence_s=flags.silence_s,
+      grace_s=2.0,
     ) as world:
       job(world, *flags.arguments)
   except errors.PaxlikeError as error:
