@@ -30,7 +30,7 @@ def new_file_name(directory: str, *, now_s: float) -> str:
   neither a clock that went back nor two starts in one second may change it.
   """
   stamp_us = int(now_s * 1e6)
-  for name in fs.for_path(directory).list_dir(directory):
+  for name in _names_in(directory):
     parts = name.removeprefix(_PREFIX).split('.')
     if name.startswith(_PREFIX) and len(parts) > 1:
       digits = f'{parts[0]}{parts[1]:0>6}'
@@ -41,6 +41,13 @@ def new_file_name(directory: str, *, now_s: float) -> str:
     f'{_PREFIX}{second:010d}.{micro:06d}.{socket.gethostname()}.{os.getpid()}.'
     f'{uuid.uuid4().hex[:8]}'
   )
+
+
+def _names_in(directory: str) -> list[str]:
+  try:
+    return fs.for_path(directory).list_dir(directory)
+  except FileNotFoundError:
+    return []  # An object store has no empty directory.
 
 
 def header(*, wall_time_s: float, purge_step: int | None) -> bytes:
@@ -62,7 +69,7 @@ def header(*, wall_time_s: float, purge_step: int | None) -> bytes:
 
 
 def scalars(
-  step: int, values: Mapping[str, float], *, wall_time_s: float
+  step: int, values: Mapping[str, int | float], *, wall_time_s: float
 ) -> bytes:
   """One record with a scalar for each tag."""
   event = _new_event(wall_time_s, step)

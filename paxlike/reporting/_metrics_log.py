@@ -36,7 +36,7 @@ def read_metrics(job_log_dir: str, name: str) -> list[dict[str, Any]]:
 def encode(
   step: int,
   wall_time_s: float,
-  values: Mapping[str, float],
+  values: Mapping[str, int | float],
   facts: Mapping[str, Any] | None = None,
 ) -> bytes:
   """One line.

@@ -37,6 +37,7 @@ class SummaryWriter:
     *,
     enabled: bool = True,
     start_step: int | None = 0,
+    one_line_a_step: bool = False,
     flush_interval_s: float = 60.0,
     clock: clocks.Clock = clocks.SYSTEM,
   ):
@@ -49,6 +50,8 @@ class SummaryWriter:
         job reports.
       start_step: Updates done when this run starts; None keeps all that is
         there, whatever its step.
+      one_line_a_step: Whether the line of a step takes the place of an
+        earlier one of that step, at the price of writing the file anew.
       flush_interval_s: Longest that an object store lags behind.
       clock: Where wall times come from.
     """
@@ -60,7 +63,13 @@ class SummaryWriter:
     if not enabled:
       return
     purge_step = start_step + 1 if start_step else start_step
-    files = _open_files(job_log_dir, name, purge_step, clock.now_s())
+    files = _open_files(
+      job_log_dir,
+      name,
+      purge_step=purge_step,
+      one_line_a_step=one_line_a_step,
+      now_s=clock.now_s(),
+    )
     self._queue: queue.SimpleQueue[_Item] = queue.SimpleQueue()
     lag_s = flush_interval_s if fs.is_remote(job_log_dir) else 0.0
     self._thread = threading.Thread(
@@ -69,23 +78,30 @@ class SummaryWriter:
     self._thread.daemon = True
     self._thread.start()
 
-  def scalars(self, step: int, values: Mapping[str, Any]) -> None:
+  def scalars(
+    self,
+    step: int,
+    values: Mapping[str, Any],
+    *,
+    facts: Mapping[str, Any] | None = None,
+  ) -> None:
     """Reports numbers of a step, as one line and one event.
 
     Args:
       step: Updates done.
       values: Tag to a number already on the host; a device array would make
         this call wait for the device.
+      facts: What the line is to say besides, for programs that read it.
     """
     if not self._is_enabled:
       return
     self._check_open()
     step, now_s = int(step), self._clock.now_s()
-    numbers = {tag: float(value) for tag, value in values.items()}
+    numbers = {tag: _number(value) for tag, value in values.items()}
     self._queue.put(
       (
         lambda: _events.scalars(step, numbers, wall_time_s=now_s),
-        lambda: _metrics_log.encode(step, now_s, numbers),
+        lambda: _metrics_log.encode(step, now_s, numbers, facts),
       )
     )
 
@@ -169,6 +185,11 @@ class SummaryWriter:
       self._error = error
 
 
+def _number(value: Any) -> int | float:
+  """A count stays a whole number; anything else, arrays of one, is a float."""
+  return int(value) if isinstance(value, int | np.integer) else float(value)
+
+
 # What to write as an event and as a line; or whom to tell that all before it
 # is written; or None at the end.
 _Item = tuple[Callable[[], bytes], Callable[[], bytes]] | threading.Event | None
@@ -196,8 +217,9 @@ def _drain(
       is_dirty = True
       continue
     if is_dirty:
-      lines.flush()
+      # The lines last: who finds a line there knows that all is written.
       events.flush()
+      lines.flush()
     is_dirty, flushed_s = False, clocks.SYSTEM.monotonic_s()
     if isinstance(item, threading.Event):
       item.set()
@@ -206,7 +228,12 @@ def _drain(
 
 
 def _open_files(
-  job_log_dir: str, name: str, purge_step: int | None, now_s: float
+  job_log_dir: str,
+  name: str,
+  *,
+  purge_step: int | None,
+  one_line_a_step: bool,
+  now_s: float,
 ) -> tuple[Any, Any]:
   """The event file and the lines, ready to be added to."""
   path = _metrics_log.path_of(job_log_dir, name)
@@ -220,4 +247,6 @@ def _open_files(
   events = file_system.open_append(event_path)
   events.write(_events.header(wall_time_s=now_s, purge_step=purge_step))
   events.flush()
+  if one_line_a_step:
+    return events, _metrics_log.Table(path)
   return events, file_system.open_append(path)

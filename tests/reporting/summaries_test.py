@@ -41,7 +41,7 @@ def test_scalars_are_an_event_and_a_line(tmp_path):
   with reporting.SummaryWriter(str(tmp_path), 'train', clock=clock) as writer:
     writer.scalars(3, {'loss': np.float32(0.5), 'grad/norm': 2})
   assert (tmp_path / 'metrics/train.jsonl').read_text() == (
-    '{"step": 3, "wall_time": 1700000000.25, "loss": 0.5, "grad/norm": 2.0}\n'
+    '{"step": 3, "wall_time": 1700000000.25, "loss": 0.5, "grad/norm": 2}\n'
   )
   (event,) = events.read_purged(tmp_path, 'train')
   assert event.step == 3
@@ -245,7 +245,7 @@ def test_a_failed_write_is_raised_at_the_next_call(tmp_path):
 def test_a_failure_that_nobody_saw_is_raised_on_close(tmp_path, monkeypatch):
   monkeypatch.setattr(
     'paxlike.reporting._summaries._open_files',
-    lambda *args: (FullDisk(), FullDisk()),
+    lambda *args, **knobs: (FullDisk(), FullDisk()),
   )
   writer = reporting.SummaryWriter(str(tmp_path), 'train')
   writer.scalars(1, {'loss': 0.0})
@@ -339,3 +339,19 @@ def test_reporting_imports_neither_tensorflow_nor_jax_nor_rich(tmp_path):
 
 def test_metrics_of_a_run_that_reported_nothing_are_empty(tmp_path):
   assert reporting.read_metrics(str(tmp_path), 'train') == []
+
+
+def test_a_line_takes_the_place_of_the_one_of_its_step(tmp_path):
+  for values in ({5: 1.0, 10: 2.0}, {5: 3.0}, {15: 4.0}):
+    with reporting.SummaryWriter(
+      str(tmp_path), 'eval', start_step=None, one_line_a_step=True
+    ) as writer:
+      for step, loss in values.items():
+        writer.scalars(step, {'loss': loss}, facts={'of': 'a checkpoint'})
+  lines = reporting.read_metrics(str(tmp_path), 'eval')
+  assert [(line['step'], line['loss']) for line in lines] == [
+    (5, 3.0),
+    (10, 2.0),
+    (15, 4.0),
+  ]
+  assert all(line['of'] == 'a checkpoint' for line in lines)
