@@ -82,9 +82,14 @@ def _match(root: str, pattern: str) -> list[str]:
     names = [
       fs.join(above, name) if above else name
       for above in names
-      for name in fs.for_path(root).list_dir(
-        fs.join(root, above) if above else root
-      )
+      for name in _names_in(fs.join(root, above) if above else root)
       if fnmatch.fnmatchcase(name, part)
     ]
   return sorted(names)
+
+
+def _names_in(directory: str) -> list[str]:
+  try:
+    return fs.for_path(directory).list_dir(directory)
+  except (FileNotFoundError, NotADirectoryError):
+    return []

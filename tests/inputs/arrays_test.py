@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -68,3 +70,40 @@ def test_names_that_the_input_makes_itself_are_refused():
 def test_no_arrays_is_an_error_that_says_what_to_set():
   with pytest.raises(errors.ConfigError, match=r'ArraysInput\.arrays'):
     make(None).read(0, range(1))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class Flipped(inputs.ArraysInput):
+  """The example of docs/design/inputs.md."""
+
+  def _gather(self, ids, visits):
+    batch = super()._gather(ids, visits)
+    if self.is_training:
+      for row, visit in enumerate(visits):
+        if np.random.default_rng([self.seed, visit]).random() < 0.5:
+          batch['inputs'][row] = batch['inputs'][row, :, ::-1]
+    return batch
+
+
+def test_augmentation_is_new_each_epoch_and_the_same_after_a_resume():
+  images = np.arange(32, dtype=np.float32).reshape(8, 2, 2)
+
+  def read(position: int) -> np.ndarray:
+    source = Flipped(
+      name='flipped',
+      batch_size=8,
+      is_training=True,
+      shuffle=False,
+      arrays={'inputs': images},
+    )
+    # By two processes, each with an input of its own.
+    return np.concatenate(
+      [
+        source.read(position, rows)['inputs']
+        for rows in (range(3), range(3, 8))
+      ]
+    )
+
+  epochs = [read(position) for position in range(3)]
+  assert len({epoch.tobytes() for epoch in epochs}) == 3
+  np.testing.assert_array_equal(read(1), epochs[1])
