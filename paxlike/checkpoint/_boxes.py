@@ -111,18 +111,6 @@ def boxes_of(layout: pb.Layout, shape: tuple[int, ...]) -> tuple[Box, ...]:
   return grid_boxes(tuple(layout.grid), shape)
 
 
-def box_at(layout: pb.Layout, shape: tuple[int, ...], number: int) -> Box:
-  """One box of a layout by its number."""
-  if layout.boxes:
-    box = layout.boxes[number]
-    return Box(tuple(box.start), tuple(box.stop))
-  cut = []
-  for d in range(len(shape) - 1, -1, -1):
-    number, i = divmod(number, layout.grid[d])
-    cut.append(_cuts_at(shape[d], layout.grid[d], i))
-  return Box(tuple(c[0] for c in cut[::-1]), tuple(c[1] for c in cut[::-1]))
-
-
 def overlapping(
   layout: pb.Layout, shape: tuple[int, ...], want: Box
 ) -> Iterator[tuple[int, Box]]:

@@ -27,6 +27,7 @@ _AT_FDCWD = -100
 
 
 @runtime_checkable
+@runtime_checkable
 class Writer(Protocol):
   """A new file that is filled at known places, from several threads."""
 
@@ -43,6 +44,7 @@ class Writer(Protocol):
     ...
 
 
+@runtime_checkable
 @runtime_checkable
 class Reader(Protocol):
   """An open file; it stays readable while open even if it is deleted."""

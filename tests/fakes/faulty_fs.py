@@ -68,6 +68,36 @@ def _die() -> None:
   signal.pause()
 
 
+class Stopped(BaseException):
+  """Stands for the end of the process; nothing may catch it."""
+
+
+@dataclasses.dataclass
+class StopAt(Fault):
+  """Acts as if the process ended at a call: no later one reaches the disk.
+
+  As good as `DieAt` for what is on the disk afterwards, and a hundred times
+  faster.
+
+  Attributes:
+    number: Which call, from 1.
+    is_torn: Half of what the call writes is written first.
+  """
+
+  number: int
+  is_torn: bool = False
+
+  def before(self, number: int, call: Call) -> None:
+    if number > self.number or (number == self.number and not self.is_torn):
+      raise Stopped
+
+  def part(self, number: int, call: Call, length: int) -> int | None:
+    return length // 2 if number == self.number and self.is_torn else None
+
+  def torn(self, number: int, call: Call) -> None:
+    raise Stopped
+
+
 @dataclasses.dataclass(frozen=True)
 class FailWhen(Fault):
   """Raises an error at the calls that a predicate picks.

@@ -4,7 +4,7 @@ A store stages a state (`Staged`: copied by the thread that owns it, written by
 another) and reads boxes of a committed one (`Reader`).
 """
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from paxlike.checkpoint import _boxes, _config, _staging, _state
 from paxlike.checkpoint._stores import flax_file, requests, sharded
@@ -13,6 +13,7 @@ from paxlike.core import fs
 from paxlike.protos import checkpoint_pb2 as pb
 
 
+@runtime_checkable
 class Staged(Protocol):
   """A state on its way from the devices to files."""
 
@@ -33,6 +34,7 @@ class Staged(Protocol):
     ...
 
 
+@runtime_checkable
 class Reader(Protocol):
   """The arrays of a committed step."""
 

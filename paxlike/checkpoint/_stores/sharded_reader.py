@@ -277,47 +277,6 @@ class ShardedReader:
         found[key][1].append(_Target(request, common))
     return sorted(found.values(), key=lambda f: (f[0].file.path, f[0].offset))
 
-  def check(self) -> list[str]:
-    """Reads every byte of every data file and says what is damaged."""
-    found: list[str] = []
-    tasks: list[Callable[[], None]] = []
-
-    def attempt(action: Callable[[], object]) -> None:
-      try:
-        action()
-      except errors.CheckpointDamagedError as e:
-        found.append(str(e))
-
-    for process in sorted(self._files):
-      attempt(functools.partial(self._stream, process))
-      stream = self._streams.get(process)
-      if stream is not None:
-        tasks.extend(
-          functools.partial(attempt, task) for task in self._check_tasks(stream)
-        )
-    _staging.run_together(
-      tasks, num_threads=_NUM_THREADS, name='checkpoint-verify'
-    )
-    return found
-
-  def _check_tasks(self, stream: '_ProcessStream') -> list[Callable[[], None]]:
-    tasks: list[Callable[[], None]] = []
-    small: list[tuple[_SavedBox, list[_Target]]] = []
-    for array, number in zip(stream.index.array, stream.index.box, strict=True):
-      shape = self._infos[array].shape
-      box = _boxes.box_at(self._layout(array), shape, number)
-      saved = stream.find(array, number, box)
-      if saved.num_bytes < requests.IN_PLACE_BYTES:
-        small.append((saved, []))
-        continue
-      for first in range(0, saved.extent, _CHUNK_BYTES):
-        last = min(first + _CHUNK_BYTES, saved.extent)
-        tasks.append(functools.partial(self._check_range, saved, first, last))
-    return [*tasks, *self._tasks_of_small(small)]
-
-  def _check_range(self, saved: _SavedBox, first: int, last: int) -> None:
-    self._read_checked(saved, first, self._bounce(last - first))
-
   # --- large boxes: one task a piece, read in place where that can be.
 
   def _tasks_of_large(
