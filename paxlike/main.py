@@ -90,6 +90,16 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
   return command(arguments)
 
 
+def command_names() -> list[str]:
+  """The commands that there are, `paxlike NAME ...`."""
+  return list(_commands())
+
+
+def flag_names() -> list[str]:
+  """The flags that there are, `--NAME`."""
+  return list(_define())
+
+
 def _commands() -> dict[str, str]:
   """Names of commands with what each does, from its file's first line."""
   found = {}
