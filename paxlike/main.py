@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from absl import flags, logging
 
-from paxlike import cli
 from paxlike.core import errors, fs, suggest
 
 if TYPE_CHECKING:
   from paxlike import experiment
 
+# By name alone: a command is loaded when it is given, and main and cli stand
+# side by side.
+_CLI = 'paxlike.cli'
 MODES = ('train', 'eval', 'decode')
 _EXIT_INTERRUPTED = 130
 _USAGE = """\
@@ -85,7 +87,7 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
       'job, give flags: paxlike --help'
     )
   command: Callable[[Sequence[str]], int] = importlib.import_module(
-    f'{cli.__name__}.{name}'
+    f'{_CLI}.{name}'
   ).main
   return command(arguments)
 
@@ -103,9 +105,10 @@ def flag_names() -> list[str]:
 def _commands() -> dict[str, str]:
   """Names of commands with what each does, from its file's first line."""
   found = {}
-  for module in pkgutil.iter_modules(cli.__path__):
+  (directory,) = importlib.import_module(_CLI).__path__
+  for module in pkgutil.iter_modules([directory]):
     if not module.name.startswith('_'):
-      path = os.path.join(cli.__path__[0], f'{module.name}.py')
+      path = os.path.join(directory, f'{module.name}.py')
       with open(path, encoding='utf-8') as file:
         found[module.name] = file.readline().strip().strip('"')
   return found
