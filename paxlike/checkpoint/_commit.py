@@ -200,11 +200,11 @@ class Commit:
     _sweep.remove(self._fs, temporary)
     if self._fs.atomic_rename:
       name, tag = _layout.temporary_name(step, now_s=now_s), ''
-      self._fs.make_dirs(fs.join(self._place.directory, name))
     else:
       # Written in place: the names tell this attempt's objects from those of
       # an earlier one whose writer may still be alive.
       name, tag = _layout.step_name(step), f'-{attempt.hex()[:8]}'
+    self._fs.make_dirs(fs.join(self._place.directory, name))
     return {
       'directory': name,
       'attempt': attempt.hex(),
@@ -287,14 +287,24 @@ class Commit:
       metrics=job.metrics,
     )
     path = fs.join(self._directory, _layout.MANIFEST)
-    self._fs.write_new(path, _manifest.pack(manifest))
     if not self._fs.atomic_rename:
+      self._fs.write_atomic(path, _manifest.pack(manifest))
+      self._drop_replaced()
       return
+    self._fs.write_new(path, _manifest.pack(manifest))
     self._fs.sync_dir(self._directory)
     # Rename last: a reader takes the final name as the commit mark.
     # (commit_test.py::test_a_crash_at_any_call_leaves_a_whole_step)
     self._move_into_place()
     self._fs.sync_dir(self._place.directory)
+
+  def _drop_replaced(self) -> None:
+    """Removes files of a step that was overwritten in place."""
+    if not self._job.overwrite:
+      return
+    for name in self._fs.list_dir(self._directory):
+      if name != _layout.MANIFEST and self._tag not in name:
+        self._fs.remove(fs.join(self._directory, name))
 
   def _write_item(self, name: str) -> pb.Item:
     encoding, payload = self._job.items[name]
@@ -381,7 +391,8 @@ class Commit:
       return []
 
   def _clean_up(self) -> None:
-    if self._is_first and self._directory:
+    # Written in place, what is there may be the step that it was to replace.
+    if self._is_first and self._directory and self._fs.atomic_rename:
       with contextlib.suppress(OSError):
         self._fs.remove_tree(self._directory)
 

@@ -12,7 +12,7 @@ import pytest
 
 from paxlike import checkpoint
 from paxlike.core import errors, fs
-from tests.checkpoint import states
+from tests.checkpoint import samples as states
 from tests.fakes import clock as fake_clock
 from tests.fakes import faulty_fs
 

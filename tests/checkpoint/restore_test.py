@@ -13,11 +13,11 @@ import pytest
 
 from paxlike import checkpoint
 from paxlike.core import errors
-from tests.checkpoint import states
+from tests.checkpoint import samples as states
 
 
-def save(directory, state, *, step=1, type='GDA', items=None):  # noqa: A002
-  config = checkpoint.CheckpointConfig(type=type)
+def save(directory, state, *, step=1, kind='GDA', items=None):
+  config = checkpoint.CheckpointConfig(type=kind)
   with checkpoint.CheckpointManager(directory, config=config) as manager:
     manager.save(step, state, items=items)
 
@@ -27,10 +27,10 @@ def restore(directory, target, **options):
     return manager.restore(target, **options)
 
 
-@pytest.mark.parametrize('type', ['GDA', 'FLAX', 'MULTI_HOST_FLAX'])
-def test_every_kind_of_leaf_and_container_comes_back(tmp_path, type):  # noqa: A002
+@pytest.mark.parametrize('kind', ['GDA', 'FLAX', 'MULTI_HOST_FLAX'])
+def test_every_kind_of_leaf_and_container_comes_back(tmp_path, kind):
   state = states.varied()
-  save(tmp_path, state, type=type)
+  save(tmp_path, state, kind=kind)
   found = restore(tmp_path, states.abstract(state)).state
   states.assert_equal(found, state)
 
