@@ -9,12 +9,15 @@ import functools
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from paxlike.protos import checkpoint_pb2 as pb
+
+# jax is loaded where it is used: the tools look at steps without it.
+if TYPE_CHECKING:
+  import jax
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -154,13 +157,15 @@ def process_of(device: Any) -> int:
 
 @functools.lru_cache(maxsize=4096)
 def layout_of(
-  sharding: jax.sharding.Sharding, shape: tuple[int, ...]
+  sharding: 'jax.sharding.Sharding', shape: tuple[int, ...]
 ) -> Layout:
   """How a sharding cuts an array, with one owner for each distinct box.
 
   Every process computes the same answer without talking. A box that several
   devices hold is written by the process of the first one.
   """
+  import jax
+
   if isinstance(sharding, jax.sharding.SingleDeviceSharding):
     # A process-local array: the same on every process, so the first writes it.
     return single_layout(shape)
@@ -180,7 +185,7 @@ def layout_of(
 
 @functools.lru_cache(maxsize=4096)
 def local_boxes(
-  sharding: jax.sharding.Sharding, shape: tuple[int, ...]
+  sharding: 'jax.sharding.Sharding', shape: tuple[int, ...]
 ) -> tuple[Box, ...]:
   """The distinct boxes that devices of this process hold."""
   places = sharding.addressable_devices_indices_map(shape)

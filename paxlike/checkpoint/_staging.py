@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from paxlike.core import errors, fs
@@ -148,6 +147,8 @@ def run_together(
 
 def prefetch(values: Sequence[Any], at: int) -> None:
   """Starts the transfer to the host of the device arrays that come next."""
+  import jax
+
   # On CPU the copy out of a device array is all there is.
   if not values or _platform(values[at]) == 'cpu':
     return
@@ -157,6 +158,8 @@ def prefetch(values: Sequence[Any], at: int) -> None:
 
 
 def _platform(value: Any) -> str:
+  import jax
+
   if not isinstance(value, jax.Array):
     return 'cpu'
   return next(iter(value.devices())).platform

@@ -9,7 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import ml_dtypes  # noqa: F401 (names like 'bfloat16' become NumPy dtypes)
 import numpy as np
 
@@ -92,6 +91,8 @@ class State:
 
 def is_key(leaf: Any) -> bool:
   """Whether it is an array (or the shape) of typed PRNG keys."""
+  import jax
+
   dtype = getattr(leaf, 'dtype', None)
   return dtype is not None and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
@@ -120,6 +121,8 @@ def describe(name: str, leaf: Any) -> ArrayInfo | None:
   Raises:
     ConfigError: The leaf is nothing that a checkpoint can hold.
   """
+  import jax
+
   if isinstance(leaf, _SCALARS) and not isinstance(leaf, np.generic):
     return None
   if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)) and not is_key(leaf):
@@ -152,6 +155,8 @@ def take_apart(state: Any) -> State:
   Raises:
     ConfigError: A leaf cannot be saved, or two leaves share a name.
   """
+  import jax
+
   arrays: list[ArrayInfo] = []
   values: list[Any] = []
 

@@ -11,8 +11,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
-
 from paxlike.core import errors
 
 SEPARATOR = '/'
@@ -94,6 +92,8 @@ def _dict_children(node: dict[Any, Any]) -> list[Child]:
 
 
 def _registered_children(node: Any) -> list[Child] | None:
+  import jax
+
   flat = jax.tree_util.default_registry.flatten_one_level_with_keys(node)
   if flat is None:
     return None
@@ -166,6 +166,8 @@ def flatten_with_names(
 def map_with_names(function: Callable[[str, Any], Any], tree: Any) -> Any:
   """Applies `function(name, leaf)` to every leaf and keeps the structure."""
   named = flatten_with_names(tree)
+  import jax
+
   structure = jax.tree.structure(tree)
   return jax.tree.unflatten(
     structure, [function(name, leaf) for name, leaf in named]

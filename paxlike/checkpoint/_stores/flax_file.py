@@ -7,7 +7,6 @@ bytes. For states that fit in one host's memory.
 
 from typing import Any
 
-import jax
 import numpy as np
 
 from paxlike.checkpoint import (
@@ -139,6 +138,8 @@ def describe_tree(node: pb.Node) -> str:
 
 
 def _whole_value(info: _state.ArrayInfo, value: Any) -> Any:
+  import jax
+
   if not isinstance(value, jax.Array) or value.is_fully_addressable:
     return value
   if value.is_fully_replicated:

@@ -10,9 +10,8 @@ written straight from it.
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from paxlike.checkpoint import (
@@ -24,6 +23,9 @@ from paxlike.checkpoint import (
 )
 from paxlike.core import fs
 from paxlike.protos import checkpoint_pb2 as pb
+
+if TYPE_CHECKING:
+  import jax
 
 HEADER_BYTES = fs.BLOCK_BYTES
 _SMALL_ALIGN = 64
@@ -96,6 +98,8 @@ def pieces(
 
 def layouts_of(state: _state.State) -> list[_boxes.Layout]:
   """How each array of a state is cut, and which process writes which box."""
+  import jax
+
   return [
     _boxes.layout_of(value.sharding, info.shape)
     if isinstance(value, jax.Array)
@@ -140,6 +144,8 @@ def make_plan(
 
 def shard_values(state: _state.State, plan: Plan) -> list[Any]:
   """The single-device or NumPy array that holds each entry of a plan."""
+  import jax
+
   # Arrays of one sharding and shape have their shards in one order, and asking
   # an array for all its shards is slow.
   places: dict[Any, dict[_boxes.Box, int]] = {}
@@ -158,7 +164,7 @@ def shard_values(state: _state.State, plan: Plan) -> list[Any]:
   return found
 
 
-def _places_of(value: jax.Array) -> dict[_boxes.Box, int]:
+def _places_of(value: 'jax.Array') -> dict[_boxes.Box, int]:
   """Which of the array's local parts holds each box."""
   devices = value.sharding.addressable_devices_indices_map(value.shape)
   places: dict[_boxes.Box, int] = {}
