@@ -367,7 +367,8 @@ def _help(values: flags.FlagValues) -> str:
     text = flag.help.partition(';\n')[0]
     lines.append(f'  {name:<28}{text}')
   lines += ['', 'Commands:']
-  lines += [f'  {name:<28}{text}' for name, text in _commands().items()]
+  for name, text in _commands().items():
+    lines.append(f'  {name:<28}{text.partition(":")[0].rstrip(".")}')
   return '\n'.join(lines) + '\n'
 
 
