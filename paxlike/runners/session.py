@@ -118,21 +118,22 @@ def build(
     mode: 'train', 'eval' or 'decode'.
     task_p: Config of a task, or a task.
     job_log_dir: Where everything of the job goes.
-    mesh_p: Config of the mesh, or a `parallel.MeshConfig`; None: all devices
-      in `data`.
+    mesh_p: Config of the mesh, a `parallel.MeshConfig`, or a mesh with its
+      axes over the devices to use; None: all devices in `data`.
     checkpoint_p: Config of how checkpoints are stored; None: the defaults.
 
   Raises:
     ConfigError: Some value is nonsense, by itself or beside another.
   """
-  mesh_config = built(mesh_p) or parallel.MeshConfig()
+  mesh = built(mesh_p) or parallel.MeshConfig()
+  rules = parallel.DEFAULT_RULES
+  if isinstance(mesh, parallel.MeshConfig):
+    mesh, rules = parallel.make_mesh(mesh), mesh.rules
   return Session(
     mode=mode,
     job_log_dir=job_log_dir,
     task=built(task_p),
-    partitioner=parallel.Partitioner(
-      parallel.make_mesh(mesh_config), mesh_config.rules
-    ),
+    partitioner=parallel.Partitioner(mesh, rules),
     world=sync.world(),
     checkpoint_config=built(checkpoint_p) or checkpoint.CheckpointConfig(),
   )
