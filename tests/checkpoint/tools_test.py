@@ -131,6 +131,15 @@ def test_ls_says_leased_while_a_reader_holds_a_step(gda):
   assert tools.list_steps(gda, clock=clock).steps[0].keep == ()
 
 
+def test_a_state_without_a_single_byte_is_still_a_step(tmp_path):
+  state = {'none': None, 'empty': np.zeros((0, 3)), 'number': 3}
+  for kind in states.KINDS:
+    states.save_steps(tmp_path / kind, kind, (1,), state=lambda _: state)
+    assert tools.verify(tmp_path / kind).damage == ()
+    with states.manager(tmp_path / kind, read_only=True) as manager:
+      states.assert_equal(manager.restore().state, state)
+
+
 # --- show
 
 

@@ -136,7 +136,7 @@ def make_plan(
   entries = tuple(
     Entry(number, i, box, offset, num_bytes, following - offset)
     for (number, i, box, num_bytes), offset, following in zip(
-      mine, offsets, [*offsets[1:], total], strict=True
+      mine, offsets, [*offsets, total][1:], strict=True
     )
   )
   return Plan(entries, total, part_bytes)

@@ -75,7 +75,7 @@ class _ProcessStream:
 
   def _locate(self) -> dict[tuple[int, int], tuple[int, int, int, int, int]]:
     offset = list(self.index.offset)
-    ends = [*offset[1:], self.index.total_bytes]
+    ends = [*offset, self.index.total_bytes][1:]
     first_crc = 0
     found = {}
     for array, box, begin, end, num_bytes in zip(

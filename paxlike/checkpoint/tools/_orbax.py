@@ -137,7 +137,8 @@ def _restore(ocp: Any, checkpointer: Any, path: str) -> Any:
 
   def how(leaf: Any) -> Any:
     # As NumPy: the devices of the run that saved it are not here.
-    is_array = isinstance(leaf, ocp.metadata.ArrayMetadata)
+    # A number is kept as an array too, and comes back as a number.
+    is_array = type(leaf) is ocp.metadata.ArrayMetadata
     return ocp.RestoreArgs(restore_type=np.ndarray if is_array else None)
 
   arguments = ocp.args.PyTreeRestore(restore_args=jax.tree.map(how, tree))

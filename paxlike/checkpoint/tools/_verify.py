@@ -360,7 +360,7 @@ def _blocks_of(
   """The blocks of a stream in order; they cover every byte of it."""
   crcs = iter(index.crc32c)
   offsets = list(index.offset)
-  ends = [*offsets[1:], index.total_bytes]
+  ends = [*offsets, index.total_bytes][1:]
   for array, begin, end in zip(index.array, offsets, ends, strict=True):
     for at in range(begin, end, _BLOCK):
       crc = next(crcs, None)
