@@ -21,11 +21,12 @@ from absl import flags, logging
 from paxlike.core import errors, fs, suggest
 
 if TYPE_CHECKING:
-  from paxlike import experiment
+  from paxlike import experiment, sync
 
 # By name alone: a command is loaded when it is given, and main and cli stand
 # side by side.
 _CLI = 'paxlike.cli'
+_AGENT = 'PAXLIKE_AGENT'
 MODES = ('train', 'eval', 'decode')
 _EXIT_INTERRUPTED = 130
 _USAGE = """\
@@ -145,20 +146,51 @@ def _run_mode(
   resolved: 'experiment.Resolved',
   argv: Sequence[str],
 ) -> None:
-  from paxlike import experiment, sync
+  from paxlike import sync
 
-  job_log_dir = fs.expand(values.job_log_dir)
+  if _AGENT in os.environ:  # an agent has started this process
+    _run_for_agent(values, resolved, argv)
+    return
   with sync.bootstrap(
     coordinator_address=values.coordinator_address,
     num_processes=values.num_processes,
     process_id=values.process_id,
   ) as world:
-    if world.process_count > 1:
-      _set_up_logging(values.verbosity, f' p{world.process_index}')
-    if world.process_index == 0:
-      experiment.write_record(job_log_dir, values.mode, resolved, command=argv)
-    run = {'train': _train, 'eval': _evaluate, 'decode': _decode}[values.mode]
-    run(values, resolved, job_log_dir)
+    _run_in(world, values, resolved, argv)
+
+
+def _run_for_agent(
+  values: flags.FlagValues,
+  resolved: 'experiment.Resolved',
+  argv: Sequence[str],
+) -> None:
+  """Loads everything, waits for a plan, then runs as a part of it."""
+  from paxlike import elastic, runners, sync
+
+  runners.train.prepare(resolved.train_input_p)
+  with (
+    elastic.worker.attached() as worker,
+    sync.bootstrap(**worker.place) as world,
+    worker.running(world),
+  ):
+    _run_in(world, values, resolved, argv)
+
+
+def _run_in(
+  world: 'sync.World',
+  values: flags.FlagValues,
+  resolved: 'experiment.Resolved',
+  argv: Sequence[str],
+) -> None:
+  from paxlike import experiment
+
+  job_log_dir = fs.expand(values.job_log_dir)
+  if world.process_count > 1:
+    _set_up_logging(values.verbosity, f' p{world.process_index}')
+  if world.process_index == 0:
+    experiment.write_record(job_log_dir, values.mode, resolved, command=argv)
+  run = {'train': _train, 'eval': _evaluate, 'decode': _decode}[values.mode]
+  run(values, resolved, job_log_dir)
 
 
 def _train(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from paxlike.core import lazy
 
 if TYPE_CHECKING:
+  from paxlike.checkpoint import pieces as pieces
   from paxlike.checkpoint import tools as tools
   from paxlike.checkpoint._config import CheckpointConfig as CheckpointConfig
   from paxlike.checkpoint._config import CheckpointType as CheckpointType
@@ -31,6 +32,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'Report': '_restore',
     'Restored': '_restore',
     'SavePolicy': '_config',
+    'pieces': 'pieces',
     'tools': 'tools',
   },
 )

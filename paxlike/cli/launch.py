@@ -40,6 +40,10 @@ def main(arguments: Sequence[str]) -> int:
     0 if all processes ended with 0; else the status of the first that did
     not, 128 + N for one that signal N killed.
   """
+  if '--elastic' in list(arguments)[: _end_of_flags(arguments)]:
+    from paxlike.cli import _launch_elastic
+
+    return _launch_elastic.main(arguments)
   options = _parse(arguments)
   address = f'127.0.0.1:{_free_port()}'
   processes = [
@@ -78,11 +82,21 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     metavar='N',
     help='how many processes to start on this machine',
   )
+  parser.add_argument(
+    '--elastic',
+    action='store_true',
+    help='keep the job alive when processes die; see --elastic --help',
+  )
   parser.add_argument('command', nargs='+', metavar='-- ARGUMENT')
   options = parser.parse_args(arguments)
   if options.local < 1:
     raise errors.UsageError(f'--local={options.local} must be at least 1.')
   return options
+
+
+def _end_of_flags(arguments: Sequence[str]) -> int:
+  words = list(arguments)
+  return words.index('--') if '--' in words else len(words)
 
 
 def _command(words: Sequence[str]) -> list[str]:

@@ -26,6 +26,8 @@ class Session:
     partitioner: Where arrays live.
     world: The processes of the job.
     checkpoint_config: How checkpoints are stored.
+    goes_on_after: Whether an error ends only this process, and the job goes
+      on in another one.
   """
 
   mode: str
@@ -34,6 +36,7 @@ class Session:
   partitioner: parallel.Partitioner
   world: sync.World
   checkpoint_config: checkpoint.CheckpointConfig
+  goes_on_after: Callable[[BaseException], bool] = lambda _: False
 
   @property
   def is_writer(self) -> bool:
@@ -66,15 +69,19 @@ class Session:
     try:
       with _beating(lambda: self.write_status('running', progress.step)):
         yield progress
-    except errors.PreemptedError as error:
-      self.write_status('preempted', progress.step, str(error))
-      raise
     except BaseException as error:
-      reason = f'{type(error).__name__}: {error}'
-      with contextlib.suppress(OSError):  # a full disk: the cause counts
-        self.write_status('failed', progress.step, reason)
+      self._write_end(error, progress.step)
       raise
     self.write_status('done', progress.step, progress.reason)
+
+  def _write_end(self, error: BaseException, step: int) -> None:
+    if self.goes_on_after(error):
+      return
+    if isinstance(error, errors.PreemptedError):
+      self.write_status('preempted', step, str(error))
+      return
+    with contextlib.suppress(OSError):  # a full disk: the cause counts
+      self.write_status('failed', step, f'{type(error).__name__}: {error}')
 
 
 @contextlib.contextmanager

@@ -2,15 +2,21 @@
 
 import contextlib
 import dataclasses
-from typing import Any
+import functools
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import jax
 from absl import logging
 
-from paxlike import checkpoint, inputs, programs, tasks
+from paxlike import checkpoint, inputs, parallel, programs, tasks
 from paxlike.core import errors
 from paxlike.runners import _evaluations, _restore, _train_report
 from paxlike.runners import session as sessions
+
+if TYPE_CHECKING:
+  from paxlike import elastic
 
 _INPUT_STATE = 'input_state'
 
@@ -65,10 +71,17 @@ def train_and_evaluate_spmd_model(
     NonFiniteLossError: The loss became NaN or infinite.
     PreemptedError: The job was asked to stop, and saved its state.
   """
+  worker = _worker()
+  source = _prepared.pop(id(train_input_p), None)
+  source = source or sessions.built(train_input_p)
+  if worker is not None:
+    task_p = sessions.built(task_p)
+    _check_hosts(worker, task_p, source, mesh_p)
   session = sessions.build(
     'train', task_p, job_log_dir, mesh_p=mesh_p, checkpoint_p=checkpoint_p
   )
-  source = sessions.built(train_input_p)
+  if worker is not None:
+    session = dataclasses.replace(session, goes_on_after=worker.goes_on_after)
   if not source.is_training:
     raise errors.ConfigError(
       f'Input {source.name} is the training input but has is_training=False. '
@@ -78,15 +91,21 @@ def train_and_evaluate_spmd_model(
   with contextlib.ExitStack() as stack:
     progress = stack.enter_context(session.status())
     manager = stack.enter_context(_open_checkpoints(session))
-    program = programs.TrainProgram(session.task, session.partitioner)
-    start = _start(
+    begin = functools.partial(
+      _start,
       session,
-      program,
-      manager,
-      source,
-      restore_checkpoint_dir,
-      restore_checkpoint_step,
+      manager=manager,
+      source=source,
+      restore_dir=restore_checkpoint_dir,
+      restore_step=restore_checkpoint_step,
     )
+    if worker is None:
+      program = programs.TrainProgram(session.task, session.partitioner)
+      start = begin(program)
+    else:
+      session, program, start = _rebuild(
+        worker, session, mesh_p, manager, source, begin
+      )
     progress.step = start.step
     stream = stack.enter_context(
       programs.batches(source, session.partitioner, start.position)
@@ -105,8 +124,74 @@ def train_and_evaluate_spmd_model(
       report=report,
       evaluations=evaluations,
       progress=progress,
+      worker=worker,
     )
     return loop.run(start.state, start.step)
+
+
+# Inputs built ahead of their run, by the identity of their config.
+_prepared: dict[int, inputs.Input] = {}
+
+
+def prepare(train_input_p: Any) -> None:
+  """Does what a run does before it touches a device, ahead of it.
+
+  A warm standby calls it, so that a run that replaces a failed one begins
+  sooner.
+  """
+  if train_input_p is not None:
+    _prepared[id(train_input_p)] = sessions.built(train_input_p)
+
+
+def _worker() -> 'elastic.worker.Worker | None':
+  """What an agent wants of this process; without one, nothing is loaded."""
+  if 'PAXLIKE_AGENT' not in os.environ:
+    return None
+  from paxlike import elastic
+
+  return elastic.worker.current()
+
+
+def _check_hosts(
+  worker: 'elastic.worker.Worker', task: Any, source: inputs.Input, mesh_p: Any
+) -> None:
+  """Refuses a number of hosts that the mesh or the batch does not allow."""
+  from paxlike import elastic
+
+  worker.check_hosts(
+    elastic.legal_hosts(
+      sessions.built(mesh_p) or parallel.MeshConfig(),
+      devices_per_host=jax.local_device_count(),
+      max_hosts=worker.max_hosts,
+      batch_size=source.batch_size,
+      num_micro_batches=task.learner.num_micro_batches,
+    )
+  )
+
+
+def _rebuild(
+  worker: 'elastic.worker.Worker',
+  session: sessions.Session,
+  mesh_p: Any,
+  manager: checkpoint.CheckpointManager,
+  source: inputs.Input,
+  begin: Callable[[programs.TrainProgram], '_Start'],
+) -> tuple[sessions.Session, programs.TrainProgram, '_Start']:
+  """Everything for the hosts that are there now, from the newest snapshot."""
+  from paxlike import elastic
+
+  rebuilt = elastic.elastic_handler(
+    jax.devices(),
+    mesh_config=sessions.built(mesh_p) or parallel.MeshConfig(),
+    segment=functools.partial(programs.TrainProgram, session.task),
+    manager=manager,
+    snapshot=worker.snapshot,
+    resume=functools.partial(_resume, source),
+    otherwise=begin,
+  )
+  worker.begin(rebuilt.start.step)
+  session = dataclasses.replace(session, partitioner=rebuilt.partitioner)
+  return session, rebuilt.program, rebuilt.start
 
 
 def _open_checkpoints(
@@ -137,6 +222,7 @@ class _Start:
 def _start(
   session: sessions.Session,
   program: programs.TrainProgram,
+  *,
   manager: checkpoint.CheckpointManager,
   source: inputs.Input,
   restore_dir: str | None,
@@ -159,12 +245,18 @@ def _start(
       )
     logging.info('Starting from fresh parameters.')
     return _Start(state=program.init_state(), step=0, position=0)
+  start = _resume(source, restored)
+  logging.info(
+    'Going on from step %d of %s, batch %d.', start.step, where, start.position
+  )
+  return start
+
+
+def _resume(source: inputs.Input, restored: checkpoint.Restored) -> _Start:
+  """What was restored, with where the input goes on."""
   position = restored.step
   if _INPUT_STATE in restored.items:
     position = inputs.check_state(source, restored.items[_INPUT_STATE])
-  logging.info(
-    'Going on from step %d of %s, batch %d.', restored.step, where, position
-  )
   return _Start(
     state=restored.state, step=int(restored.step), position=position
   )
@@ -181,6 +273,7 @@ class _Loop:
   report: _train_report.TrainReport
   evaluations: _evaluations.Evaluations
   progress: sessions.Progress
+  worker: 'elastic.worker.Worker | None' = None
 
   def run(self, state: tasks.TrainState, step: int) -> TrainResult:
     """Trains from `step` to the end."""
@@ -191,6 +284,8 @@ class _Loop:
       )
     try:
       while step < train.num_train_steps:
+        if self.session.world.stop.poll():
+          self._stop(state, step)
         if self.manager.should_save(step):
           self._save(state, step)
         state, output, batch = self._step(state, step)
@@ -199,6 +294,8 @@ class _Loop:
         self._report(step, state, output)
         if self.evaluations.due(step):
           self.evaluations.run(step, state, batch)
+        if self.worker is not None:
+          self.worker.after_step(state, step, self._items())
     except Exception as error:
       self._save_after(error, state, step)
       raise
@@ -207,6 +304,22 @@ class _Loop:
       self._save(state, step)
       self.manager.wait()
     return TrainResult(state=state, step=step)
+
+  def _items(self) -> dict[str, Any]:
+    return {_INPUT_STATE: self.stream.state()}
+
+  def _stop(self, state: tasks.TrainState, step: int) -> NoReturn:
+    """Ends the job here, where all processes do, with nothing lost."""
+    if self.worker is not None:
+      self.worker.stop(state, step, self._items())
+    self.manager.wait()
+    if self.manager.latest_step() != step:
+      self._save(state, step)
+      self.manager.wait()
+    raise errors.PreemptedError(
+      f'Stopped on request after step {step}, which is saved; start the job '
+      'again to go on.'
+    )
 
   def _step(
     self, state: tasks.TrainState, step: int
@@ -257,7 +370,7 @@ class _Loop:
     if bool(jax.device_get(state.extra['halted'])):
       self._raise_non_finite(state)
     with self.session.world.progress.phase('save'):
-      self.manager.save(step, state, items={_INPUT_STATE: self.stream.state()})
+      self.manager.save(step, state, items=self._items())
     self.report.saved(step)
 
   def _save_after(
@@ -267,7 +380,9 @@ class _Loop:
     alone = self.session.world.process_count == 1
     common = isinstance(error, errors.NonFiniteLossError)
     # Other processes may be in the middle of a step: they would not come.
-    if not (alone or common) or isinstance(error, errors.SaveError):
+    if not (alone or common) or isinstance(
+      error, errors.SaveError | errors.PreemptedError
+    ):
       return
     try:
       good_step = int(jax.device_get(state.step))

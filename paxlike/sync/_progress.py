@@ -1,5 +1,6 @@
 """What this process is doing: its phase and step, for peers and watchdogs."""
 
+import collections
 import contextlib
 import dataclasses
 import statistics
@@ -49,20 +50,24 @@ class Progress:
     self._idle_since_s = clock.monotonic_s()
     self._paces_s: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
     self._was_untimed = True
+    self._totals_s: dict[str, float] = collections.defaultdict(float)
+    self._charged_s = self._idle_since_s
 
   @contextlib.contextmanager
   def phase(self, name: str) -> Iterator[None]:
     """Says that the work inside the `with` is `name`; phases may nest."""
     with self._lock:
+      self._charge()
       self._phases.append(name)
-      self._was_untimed |= name in UNTIMED_PHASES
+      self._was_untimed |= _is_untimed(name)
     try:
       yield
     finally:
       with self._lock:
+        now_s = self._charge()
         self._phases.remove(name)
-        if name in UNTIMED_PHASES:
-          self._idle_since_s = self._clock.monotonic_s()
+        if _is_untimed(name):
+          self._idle_since_s = now_s
 
   def step(self, step: int) -> None:
     """Says that this process has come to `step`."""
@@ -75,6 +80,22 @@ class Progress:
       self._step = step
       self._idle_since_s = now_s
 
+  def totals_s(self) -> dict[str, float]:
+    """Seconds spent in each phase so far, '' for outside of any.
+
+    Time in a phase inside another counts for the inner one alone.
+    """
+    with self._lock:
+      self._charge()
+      return dict(self._totals_s)
+
+  def _charge(self) -> float:
+    now_s = self._clock.monotonic_s()
+    innermost = self._phases[-1] if self._phases else ''
+    self._totals_s[innermost] += now_s - self._charged_s
+    self._charged_s = now_s
+    return now_s
+
   def mark(self) -> Mark:
     """Where this process is now."""
     with self._lock:
@@ -82,8 +103,13 @@ class Progress:
         phase=self._phases[-1] if self._phases else '',
         step=self._step,
         idle_s=self._clock.monotonic_s() - self._idle_since_s,
-        is_timed=self._step >= 0 and not UNTIMED_PHASES & set(self._phases),
+        is_timed=self._step >= 0 and not any(map(_is_untimed, self._phases)),
         median_step_s=(
           statistics.median(self._paces_s) if self._paces_s else 0.0
         ),
       )
+
+
+def _is_untimed(phase: str) -> bool:
+  # 'eval kjv' is an evaluation too.
+  return phase.partition(' ')[0] in UNTIMED_PHASES

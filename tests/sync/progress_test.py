@@ -63,3 +63,20 @@ def test_the_median_leaves_out_steps_that_saved_or_compiled(progress, clock):
   clock.advance_s(4.0)
   progress.step(6)
   assert progress.mark().median_step_s == 2.0
+
+
+def test_time_is_charged_to_the_innermost_phase(progress, clock):
+  clock.advance_s(1.0)
+  with progress.phase('save'):
+    clock.advance_s(2.0)
+    with progress.phase('input'):
+      clock.advance_s(4.0)
+    clock.advance_s(8.0)
+  assert progress.totals_s() == {'': 1.0, 'save': 10.0, 'input': 4.0}
+
+
+def test_an_evaluation_of_a_named_input_is_untimed(progress):
+  progress.step(1)
+  with progress.phase('eval kjv'):
+    assert not progress.mark().is_timed
+  assert progress.mark().is_timed

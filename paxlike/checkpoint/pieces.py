@@ -1,0 +1,204 @@
+"""A state in pieces, one a process, in the checkpoint's own format.
+
+What elastic snapshots are made of: each process stages its unique shards into
+memory that it brings itself (a file in shared memory, say), without meeting
+the others; any mesh later reads them all together, wherever they lie by then.
+A piece is a data file, its index, MANIFEST and the items; what tells a set of
+pieces apart from another is the attempt id that its processes agree on.
+"""
+
+import base64
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from concurrent import futures
+from typing import Any
+
+import numpy as np
+
+from paxlike.checkpoint import (
+  _integrity,
+  _layout,
+  _manifest,
+  _restore,
+  _state,
+)
+from paxlike.checkpoint._stores import sharded, sharded_reader
+from paxlike.core import fs
+from paxlike.protos import checkpoint_pb2 as pb
+
+ITEMS = 'items'
+# So that a piece is one data file, and its host memory that file's image.
+_PART_BYTES = 1 << 44
+
+
+class Cutter:
+  """Writes pieces of states that all look alike; the plan is made once."""
+
+  def __init__(self, state: Any, *, process: int):
+    self._process = process
+    apart = _state.take_apart(state)
+    self._layouts = sharded.layouts_of(apart)
+    self._plan = sharded.make_plan(
+      apart, self._layouts, process=process, part_bytes=_PART_BYTES
+    )
+    self._data_name = _layout.data_name(process, 0)
+
+  @property
+  def data_bytes(self) -> int:
+    """Length of the data file; 0 if other processes hold everything."""
+    return self._plan.image_bytes
+
+  @property
+  def data_name(self) -> str:
+    """Name of the data file."""
+    return self._data_name
+
+  def cut(
+    self,
+    state: Any,
+    directory: str,
+    memory: np.ndarray,
+    *,
+    step: int,
+    attempt: bytes,
+    items: Mapping[str, Any],
+  ) -> str:
+    """Copies this process's part of a state; it is whole when this returns.
+
+    Args:
+      state: Like the one that the cutter was made for.
+      directory: Where index, manifest and items go. The data file is there
+        already: `memory`.
+      memory: `data_bytes` of shared memory.
+      step: Completed updates.
+      attempt: 16 bytes, the same on all processes and for no other snapshot.
+      items: Further values as JSON has them.
+
+    Returns:
+      Names and sums of the files, for `read`.
+    """
+    apart = _state.take_apart(state)
+    staged = sharded.Staged(
+      self._plan, sharded.shard_values(apart, self._plan), memory, step=step
+    )
+    # The sums are made behind the copy, on another thread.
+    with futures.ThreadPoolExecutor(1, 'snapshot') as pool:
+      written = pool.submit(
+        staged.write,
+        _InPlace(),
+        directory,
+        process=self._process,
+        attempt=attempt,
+        tag='',
+      )
+      staged.fill()
+    files = written.result()
+    self._write_rest(apart, directory, files, step, attempt, items)
+    return base64.b64encode(files.SerializeToString()).decode()
+
+  def _write_rest(
+    self,
+    apart: _state.State,
+    directory: str,
+    files: pb.ProcessFiles,
+    step: int,
+    attempt: bytes,
+    items: Mapping[str, Any],
+  ) -> None:
+    manifest = _manifest.build(
+      step=step,
+      attempt=attempt,
+      kind='GDA',
+      timestamp_s=0.0,
+      state=apart,
+      layouts=self._layouts,
+      files=[files],
+      items=(),
+      metrics={},
+    )
+    place = _InPlace()
+    place.write_new(
+      fs.join(directory, _layout.MANIFEST), _manifest.pack(manifest)
+    )
+    packed = _integrity.pack(
+      json.dumps(dict(items)).encode(),
+      kind=_integrity.Kind.ITEM,
+      step=step,
+      attempt=attempt,
+    )
+    place.write_new(fs.join(directory, ITEMS), packed)
+
+
+def read(
+  target: Any,
+  files: Sequence[str],
+  *,
+  file_system: fs.FileSystem,
+  directory: str,
+) -> _restore.Restored:
+  """Reads what one process needs of a state in pieces.
+
+  Args:
+    target: Nested `jax.ShapeDtypeStruct` with `.sharding`.
+    files: What `cut` returned on each process, in any order.
+    file_system: Serves the files of all pieces, and MANIFEST and the items of
+      any one, under `directory`.
+    directory: Any name.
+
+  Raises:
+    CheckpointDamagedError: Bytes are not those that were written, or pieces
+      are missing.
+    RestoreMismatchError: The state does not fit.
+  """
+  manifest = _manifest.parse(
+    file_system.read_bytes(fs.join(directory, _layout.MANIFEST)),
+    path=_layout.MANIFEST,
+  )
+  del manifest.files[:]
+  for text in files:
+    manifest.files.append(pb.ProcessFiles.FromString(base64.b64decode(text)))
+  items = _integrity.unpack(
+    file_system.read_bytes(fs.join(directory, ITEMS)),
+    kind=_integrity.Kind.ITEM,
+    path=ITEMS,
+    step=manifest.step,
+    attempt=manifest.attempt,
+  )
+  found = _restore.match(
+    target, manifest, _restore.Selection(), where='the snapshot'
+  )
+  with contextlib.closing(
+    sharded_reader.ShardedReader(file_system, directory, manifest)
+  ) as reader:
+    state = _restore.fill(target, found, manifest, reader)
+    return _restore.Restored(
+      manifest.step, state, json.loads(items), found.report
+    )
+
+
+class _Kept:
+  """A writer of a file whose memory is filled by somebody else."""
+
+  def write_at(self, offset: int, data: memoryview) -> None:
+    """The bytes are there already."""
+
+  def finish(self) -> None:
+    """Shared memory needs no sync."""
+
+  def abort(self) -> None:
+    """Nothing to undo."""
+
+
+class _InPlace(fs.LocalFileSystem):
+  """Shared memory: data files are memory, other files need no sync."""
+
+  num_threads = 1
+
+  def create(self, path: str, size_bytes: int) -> fs.Writer:
+    del path, size_bytes
+    return _Kept()
+
+  def write_new(self, path: str, data: bytes) -> None:
+    with open(path, 'wb') as file:
+      file.write(data)
