@@ -117,7 +117,10 @@ def unpack(
   if step is not None and found_step != step:
     raise damaged(f'it belongs to step {found_step}, not {step}')
   if attempt is not None and found_attempt != attempt:
-    raise damaged('it belongs to another attempt to save this step')
+    raise damaged(
+      'it belongs to another attempt to save this step than the MANIFEST beside '
+      'it'
+    )
   return payload
 
 
