@@ -13,7 +13,7 @@ class Digits(experiment.BaseExperiment):
 
   BATCH_SIZE = 64
   TEST_BATCH_SIZE = 128
-  NUM_TRAIN_STEPS = 600
+  NUM_TRAIN_STEPS = 400
   LEARNING_RATE = 2e-3
   WEIGHT_DECAY = 0.01
   DROPOUT_RATE = 0.2

@@ -28,7 +28,7 @@ class ByteLm(experiment.BaseExperiment):
   COMPUTE_DTYPE = 'float32'
   SEQ_LEN = 256
   BATCH_SIZE = 16
-  NUM_TRAIN_STEPS = 800
+  NUM_TRAIN_STEPS = 500
   LEARNING_RATE = 4e-3
   WARMUP_STEPS = 50
 
