@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -61,20 +62,29 @@ class TrainReport:
     return interval is not None and step % interval == 0
 
   def write(
-    self, step: int, output: programs.steps.TrainOutput
+    self,
+    step: int,
+    output: programs.steps.TrainOutput,
+    norms: Mapping[str, jax.Array] | None = None,
   ) -> programs.steps.TrainOutput:
     """Fetches and reports the update that led to `step`.
+
+    Args:
+      step: Updates done.
+      output: What the update reports.
+      norms: The norm of every parameter, where due.
 
     Returns:
       `output` on the host.
     """
-    output = jax.device_get(output)
+    output, norms = jax.device_get((output, norms or {}))
     values: dict[str, Any] = {
       'loss': float(output.loss.value),
       'learning_rate': float(output.learning_rate),
       'grad_norm': float(output.grad_norm),
       **{name: float(m.value) for name, m in output.metrics.items()},
     }
+    values |= {f'norm/{name}': float(norm) for name, norm in norms.items()}
     speed = self._steps_per_s(step)
     if speed is not None:
       values['steps_per_s'] = speed
@@ -85,13 +95,6 @@ class TrainReport:
       self._writer.histogram(step, f'per_example/{name}', numbers)
     self._line.update(step, loss=values['loss'])
     return output
-
-  def norms(self, step: int, norms: dict[str, jax.Array]) -> None:
-    """Reports the norm of every parameter."""
-    fetched = jax.device_get(norms)
-    self._writer.scalars(
-      step, {f'norm/{name}': float(value) for name, value in fetched.items()}
-    )
 
   def describe(self, text: str) -> None:
     """Puts the structure of the model beside the summaries."""

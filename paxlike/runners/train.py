@@ -349,9 +349,9 @@ class _Loop:
     """Writes summaries where due; that is when a NaN is found out."""
     if not self.report.due(step):
       return
-    if self.report.norms_due(step):
-      self.report.norms(step, self.program.norms(state))
-    if self.report.write(step, output).halted:
+    due = self.report.norms_due(step)
+    norms = self.program.norms(state) if due else None
+    if self.report.write(step, output, norms).halted:
       self._raise_non_finite(state)
 
   def _raise_non_finite(self, state: tasks.TrainState) -> None:

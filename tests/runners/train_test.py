@@ -45,6 +45,17 @@ def test_a_line_of_metrics_has_what_scripts_read(tmp_path):
   )
 
 
+def test_norms_stand_in_the_line_of_their_step(tmp_path):
+  task = tiny_task.make_task(
+    num_train_steps=4, summary_interval_steps=1, norm_summary_interval_steps=2
+  )
+  result = run(tmp_path, task=task)
+  lines = reporting.read_metrics(str(tmp_path), 'train')
+  assert ['norm/kernel' in line for line in lines] == [0, 1, 0, 1]
+  norm = np.linalg.norm(kernel(result))
+  assert lines[-1]['norm/kernel'] == pytest.approx(norm, rel=1e-6)
+
+
 def test_the_last_step_is_saved_though_off_the_interval(tmp_path):
   task = tiny_task.make_task(num_train_steps=7, save_interval_steps=3)
   result = run(tmp_path, task=task)
