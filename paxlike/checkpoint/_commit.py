@@ -302,9 +302,19 @@ class Commit:
     """Removes files of a step that was overwritten in place."""
     if not self._job.overwrite:
       return
-    for name in self._fs.list_dir(self._directory):
-      if name != _layout.MANIFEST and self._tag not in name:
-        self._fs.remove(fs.join(self._directory, name))
+    try:
+      self._drop_replaced_in(self._directory)
+    except OSError as e:
+      # The new version is there; the manifest does not name the old files.
+      logging.warning('Step %d: old files stay: %s', self._job.step, e)
+
+  def _drop_replaced_in(self, directory: str) -> None:
+    for name in self._fs.list_dir(directory):
+      path = fs.join(directory, name)
+      if self._fs.is_dir(path):  # of one process
+        self._drop_replaced_in(path)
+      elif not (_layout.is_mark(name) or self._tag in name):
+        self._fs.remove(path)
 
   def _write_item(self, name: str) -> pb.Item:
     encoding, payload = self._job.items[name]

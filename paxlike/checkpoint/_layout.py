@@ -56,6 +56,11 @@ def is_deleting(name: str) -> bool:
   return bool(_DELETING.fullmatch(name))
 
 
+def is_mark(name: str) -> bool:
+  """Whether a file of a step tells of the step and is no part of its state."""
+  return name in (MANIFEST, PIN) or name.startswith(LEASE_PREFIX)
+
+
 def index_name(process: int, *, tag: str = '') -> str:
   """The index of what one process wrote."""
   return f'p{process:05d}{tag}.index'

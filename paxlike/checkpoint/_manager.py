@@ -146,7 +146,9 @@ class CheckpointManager:
       raise errors.ConfigError(wrong)
     try:
       self._fs.make_dirs(self._directory)
-      probe = fs.join(self._directory, f'.probe_{os.getpid()}')
+      # One fixed name: what a crash leaves, the next start takes over.
+      # (crash_fuzz_test.py::test_a_killed_save_leaves_the_old_steps_or_the_new)
+      probe = fs.join(self._directory, '.probe')
       self._fs.write_new(probe, b'')
       self._fs.remove(probe)
     except OSError as e:
