@@ -7,6 +7,7 @@ real and local.
 """
 
 import dataclasses
+import itertools
 import os
 import signal
 import threading
@@ -58,6 +59,24 @@ class DieAt(Fault):
 
   def part(self, number: int, call: Call, length: int) -> int | None:
     return length // 2 if number == self.number and self.is_torn else None
+
+  def torn(self, number: int, call: Call) -> None:
+    _die()
+
+
+class DieInWrite(Fault):
+  """Kills the process in the middle of a write: half of it is done.
+
+  Attributes:
+    number: Which write, from 1; other calls are not counted.
+  """
+
+  def __init__(self, number: int):
+    self.number = number
+    self._writes = itertools.count(1)
+
+  def part(self, number: int, call: Call, length: int) -> int | None:
+    return length // 2 if next(self._writes) == self.number else None
 
   def torn(self, number: int, call: Call) -> None:
     _die()

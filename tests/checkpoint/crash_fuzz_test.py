@@ -1,0 +1,103 @@
+"""A process that is killed at any file-system call loses no committed step."""
+
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.checkpoint import states
+
+_ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture(scope='module')
+def fuzz():
+  """Asks the zygote; it kills, looks, and answers with what it saw."""
+  with subprocess.Popen(
+    [sys.executable, '-m', 'tests.checkpoint.crash_zygote'],
+    cwd=_ROOT,
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+  ) as process:
+
+    def ask(action: str, **how: Any) -> dict[str, Any]:
+      request = {
+        'action': action,
+        'kind': 'GDA',
+        'async_save': False,
+        'in_place': False,
+        **how,
+      }
+      assert process.stdin is not None
+      assert process.stdout is not None
+      process.stdin.write(json.dumps(request) + '\n')
+      process.stdin.flush()
+      answer = json.loads(process.stdout.readline())
+      assert 'error' not in answer, answer['error']
+      return answer
+
+    yield ask
+    assert process.stdin is not None
+    process.stdin.close()
+    assert process.wait(timeout=60) == 0
+
+
+_Fuzz = Callable[..., dict[str, Any]]
+
+
+@pytest.mark.parametrize('async_save', [False, True])
+@pytest.mark.parametrize('kind', states.KINDS)
+def test_a_killed_save_leaves_the_old_steps_or_the_new(
+  fuzz: _Fuzz, kind, async_save
+):
+  found = fuzz('save_and_sweep', kind=kind, async_save=async_save)
+  assert found['killed'] >= 30
+  assert found['torn'] >= 4
+  assert [1, 2] in found['steps']
+  assert [2, 3] in found['steps']
+
+
+@pytest.mark.parametrize('kind', states.KINDS)
+def test_without_rename_the_manifest_makes_the_step(fuzz: _Fuzz, kind):
+  found = fuzz('save_and_sweep', kind=kind, in_place=True)
+  assert found['killed'] >= 20
+  assert [1, 2] in found['steps']
+  assert [2, 3] in found['steps']
+
+
+@pytest.mark.parametrize('kind', states.KINDS)
+@pytest.mark.parametrize('in_place', [False, True])
+def test_a_killed_overwrite_leaves_one_version_whole(
+  fuzz: _Fuzz, kind, in_place
+):
+  found = fuzz('overwrite', kind=kind, in_place=in_place)
+  assert found['killed'] >= 20
+  assert found['steps'] == [[1, 2]]
+
+
+@pytest.mark.parametrize(
+  'action', ['forget', 'clear_litter', 'repair_history', 'rm', 'rm_newest']
+)
+def test_killed_while_deleting_or_repairing_no_half_step_shows(
+  fuzz: _Fuzz, action
+):
+  found = fuzz(action)
+  assert found['killed'] >= 8
+  assert len(found['steps']) >= 2
+
+
+@pytest.mark.parametrize('action', ['pin', 'unpin'])
+def test_killed_while_pinning_the_steps_stay_whole(fuzz: _Fuzz, action):
+  found = fuzz(action)
+  assert found['killed'] >= 3
+  assert found['steps'] == [[1, 2]]
+
+
+@pytest.mark.parametrize('kind', states.KINDS)
+def test_a_killed_conversion_leaves_no_half_step(fuzz: _Fuzz, kind):
+  assert fuzz('convert', kind=kind)['killed'] >= 20
