@@ -149,7 +149,11 @@ def litter(
 ) -> tuple[list[str], list[str]]:
   """What an earlier run left: (steps half written, steps half deleted)."""
   temporary, deleting = [], []
-  for name in file_system.list_dir(directory):
+  try:
+    names = file_system.list_dir(directory)
+  except FileNotFoundError:  # an object store, where nothing was written yet
+    names = []
+  for name in names:
     path = fs.join(directory, name)
     if _layout.is_temporary(name):
       temporary.append(path)

@@ -86,7 +86,7 @@ class ObjectStore(fs.FileSystem):
 
   def mtime_s(self, path: str) -> float:
     modified = self.store.modified(path)
-    return calendar.timegm(modified.utctimetuple())
+    return float(calendar.timegm(modified.utctimetuple()))
 
   def create(self, path: str, size_bytes: int) -> fs.Writer:
     del size_bytes

@@ -1,0 +1,185 @@
+"""Steps in real servers of the S3 and GCS protocols on this machine."""
+
+import os
+import socket
+
+import numpy as np
+import pytest
+
+from paxlike import checkpoint
+from paxlike.core import _object_store, errors, fs
+from tests.checkpoint import samples
+
+# gcsfs else asks a server of Google's which kind of bucket each one is.
+os.environ['GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT'] = 'false'
+os.environ['NO_GCE_CHECK'] = 'true'
+
+pytestmark = [
+  pytest.mark.filterwarnings('ignore::DeprecationWarning'),
+  # The servers and clients leave sockets to the garbage collector.
+  pytest.mark.filterwarnings('ignore::ResourceWarning'),
+  pytest.mark.filterwarnings('ignore::pytest.PytestUnraisableExceptionWarning'),
+]
+
+
+def free_port():
+  with socket.socket() as probe:
+    probe.bind(('127.0.0.1', 0))
+    return probe.getsockname()[1]
+
+
+@pytest.fixture(scope='module')
+def s3_endpoint():
+  from moto import server as moto_server
+
+  port = free_port()
+  server = moto_server.ThreadedMotoServer('127.0.0.1', port)
+  server.start()
+  yield f'http://127.0.0.1:{port}'
+  server.stop()
+
+
+@pytest.fixture(scope='module')
+def gcs_endpoint():
+  from gcp_storage_emulator import server as gcs_server
+
+  port = free_port()
+  server = gcs_server.create_server('127.0.0.1', port, in_memory=True)
+  server.start()
+  yield f'http://127.0.0.1:{port}'
+  server.stop()
+
+
+@pytest.fixture(params=['s3', 'gs'])
+def bucket(request, monkeypatch):
+  import fsspec
+
+  if request.param == 's3':
+    endpoint = request.getfixturevalue('s3_endpoint')
+    monkeypatch.setenv('AWS_ENDPOINT_URL', endpoint)
+    monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')
+    monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'test')
+    monkeypatch.setenv('AWS_DEFAULT_REGION', 'us-east-1')
+    monkeypatch.delenv('AWS_PROFILE', raising=False)
+    protocol = 's3'
+  else:
+    endpoint = request.getfixturevalue('gcs_endpoint')
+    monkeypatch.setenv('STORAGE_EMULATOR_HOST', endpoint)
+    monkeypatch.setenv('GOOGLE_CLOUD_PROJECT', 'test')
+    protocol = 'gcs'
+  # The clients remember the endpoint of whoever asked first.
+  kind = fsspec.get_filesystem_class(protocol)
+  kind.clear_instance_cache()
+  _object_store.for_scheme.cache_clear()
+  name = f'bucket-{abs(hash(request.node.name)) % 10**12}'
+  fsspec.filesystem(protocol, use_listings_cache=False).mkdir(name)
+  yield f'{request.param}://{name}/run/checkpoints'
+  kind.clear_instance_cache()
+  _object_store.for_scheme.cache_clear()
+
+
+def test_states_come_back(bucket):
+  state = samples.varied()
+  with checkpoint.CheckpointManager(bucket) as manager:
+    manager.save(1, state, items={'input_state': {'position': 1}})
+    found = manager.restore(samples.abstract(state))
+  samples.assert_equal(found.state, state)
+  assert found.items == {'input_state': {'position': 1}}
+
+
+@pytest.mark.parametrize('kind', ['FLAX', 'MULTI_HOST_FLAX'])
+def test_flax_files_come_back(bucket, kind):
+  config = checkpoint.CheckpointConfig(type=kind)
+  with checkpoint.CheckpointManager(bucket, config=config) as manager:
+    manager.save(1, samples.small(1))
+    samples.assert_equal(
+      manager.restore(samples.small()).state, samples.small(1)
+    )
+
+
+def test_old_steps_are_swept(bucket):
+  keep = checkpoint.KeepPolicy(max_to_keep=2)
+  with checkpoint.CheckpointManager(bucket, keep_policy=keep) as manager:
+    for step in range(4):
+      manager.save(step, samples.small(step))
+    manager.wait()
+    assert manager.steps() == [2, 3]
+  with checkpoint.CheckpointManager(bucket, read_only=True) as manager:
+    assert manager.steps() == [2, 3]
+  assert fs.for_path(bucket).list_dir(bucket) == [
+    'checkpoint_00000002',
+    'checkpoint_00000003',
+    'checkpoints.pb',
+  ]
+
+
+def test_a_step_without_manifest_is_not_there_and_is_cleared(bucket):
+  store = fs.for_path(bucket)
+  with checkpoint.CheckpointManager(bucket) as manager:
+    manager.save(1, samples.small(1))
+    manager.save(2, samples.small(2))
+  store.remove(fs.join(bucket, 'checkpoint_00000002', 'MANIFEST'))
+  with checkpoint.CheckpointManager(bucket, read_only=True) as manager:
+    assert manager.latest_step() == 1
+  assert (
+    store.exists(fs.join(bucket, 'checkpoint_00000002', 'input_state')) is False
+  )
+  with checkpoint.CheckpointManager(bucket) as manager:
+    assert manager.save(2, samples.small(7))
+    manager.wait()
+    assert int(manager.restore(samples.small()).state['step']) == 7
+
+
+def test_overwriting_leaves_only_the_new_objects(bucket):
+  with checkpoint.CheckpointManager(bucket) as manager:
+    manager.save(1, samples.small(1), items={'a': 1, 'b': 2})
+    manager.save(1, samples.small(2), overwrite=True)
+    assert int(manager.restore(samples.small()).state['step']) == 2
+  path = fs.join(bucket, 'checkpoint_00000001')
+  assert len(fs.for_path(bucket).list_dir(path)) == 3
+
+
+def test_damage_is_found(bucket):
+  with checkpoint.CheckpointManager(bucket) as manager:
+    manager.save(1, {'w': np.arange(100.0)})
+  store = fs.for_path(bucket)
+  step = fs.join(bucket, 'checkpoint_00000001')
+  (name,) = [n for n in store.list_dir(step) if n.endswith('.data')]
+  data = bytearray(store.read_bytes(fs.join(step, name)))
+  data[4096 + 8] ^= 1
+  store.write_new(fs.join(step, name), bytes(data))
+  with (
+    checkpoint.CheckpointManager(bucket, read_only=True) as manager,
+    pytest.raises(errors.CheckpointDamagedError, match="array 'w'"),
+  ):
+    manager.restore()
+
+
+def test_an_absent_directory_is_told(bucket):
+  with (
+    checkpoint.CheckpointManager(bucket + '/typo', read_only=True) as manager,
+    pytest.raises(errors.CheckpointNotFoundError, match='no directory'),
+  ):
+    manager.restore()
+
+
+def test_large_states_lie_in_several_objects(bucket, monkeypatch):
+  monkeypatch.setattr(_object_store.ObjectStore, 'part_bytes', 1 << 20)
+  values = np.random.default_rng(0).standard_normal((5 << 17,))
+  with checkpoint.CheckpointManager(bucket) as manager:
+    manager.save(1, {'w': values})
+    found = manager.restore().state['w']
+  np.testing.assert_array_equal(found, values)
+  names = fs.for_path(bucket).list_dir(fs.join(bucket, 'checkpoint_00000001'))
+  assert sum(name.endswith('.data') for name in names) == 5
+
+
+def test_appending_rewrites_the_object(bucket):
+  store = fs.for_path(bucket)
+  path = fs.join(bucket, 'log')
+  for text in (b'a\n', b'b\n'):
+    with store.open_append(path) as f:
+      f.write(text)
+  assert store.read_bytes(path) == b'a\nb\n'
+  assert store.size(path) == 4
+  assert store.mtime_s(path) > 1e9
