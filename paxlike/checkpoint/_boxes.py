@@ -155,32 +155,54 @@ def process_of(device: Any) -> int:
   return device.process_index
 
 
-@functools.lru_cache(maxsize=4096)
 def layout_of(
-  sharding: 'jax.sharding.Sharding', shape: tuple[int, ...]
+  sharding: 'jax.sharding.Sharding', shape: tuple[int, ...], *, turn: int = 0
 ) -> Layout:
   """How a sharding cuts an array, with one owner for each distinct box.
 
-  Every process computes the same answer without talking. A box that several
-  devices hold is written by the process of the first one.
+  Every process computes the same answer without talking. Of the processes
+  that hold a box, that of the first device writes it on turn 0, the next one
+  on turn 1: with turns, replicas share the work.
   """
   import jax
 
   if isinstance(sharding, jax.sharding.SingleDeviceSharding):
     # A process-local array: the same on every process, so the first writes it.
     return single_layout(shape)
-  owners: dict[Box, int] = {}
-  for device, index in sharding.devices_indices_map(shape).items():
-    owners.setdefault(from_index(index or (), shape), process_of(device))
-  ordered = sorted(owners, key=lambda box: box.start)
-  text = str(getattr(sharding, 'spec', type(sharding).__name__))
-  grid = _grid_of(ordered, shape)
+  held = _holders(sharding, shape)
+  return _layout_at(sharding, shape, turn % max(map(len, held.values())))
+
+
+@functools.lru_cache(maxsize=4096)
+def _layout_at(
+  sharding: 'jax.sharding.Sharding', shape: tuple[int, ...], turn: int
+) -> Layout:
+  held = _holders(sharding, shape)
+  ordered = sorted(held, key=lambda box: box.start)
   return Layout(
-    grid=grid,
+    grid=_grid_of(ordered, shape),
     boxes=tuple(ordered),
-    owners=tuple(owners[box] for box in ordered),
-    text=text,
+    owners=tuple(held[box][turn % len(held[box])] for box in ordered),
+    text=str(getattr(sharding, 'spec', type(sharding).__name__)),
   )
+
+
+@functools.lru_cache(maxsize=4096)
+def _holders(
+  sharding: 'jax.sharding.Sharding', shape: tuple[int, ...]
+) -> dict[Box, tuple[int, ...]]:
+  """The processes that hold each distinct box, in the order of the devices."""
+  held: dict[Box, dict[int, None]] = {}
+  for device, index in sharding.devices_indices_map(shape).items():
+    box = from_index(index or (), shape)
+    held.setdefault(box, {})[process_of(device)] = None
+  return {box: tuple(processes) for box, processes in held.items()}
+
+
+def clear_caches() -> None:
+  """Forgets what was worked out, for tests that change who owns a device."""
+  _layout_at.cache_clear()
+  _holders.cache_clear()
 
 
 @functools.lru_cache(maxsize=4096)

@@ -22,10 +22,10 @@ COUNT = 2
 @pytest.fixture(autouse=True)
 def _half_of_the_devices_each(monkeypatch):
   """Two processes, played by threads, own four of the eight devices each."""
-  _boxes.layout_of.cache_clear()
+  _boxes.clear_caches()
   monkeypatch.setattr(_boxes, 'process_of', lambda device: device.id // 4)
   yield
-  _boxes.layout_of.cache_clear()
+  _boxes.clear_caches()
 
 
 def manager(directory, world, disk=None, *, keep=None, policy=None, **config):
@@ -107,6 +107,21 @@ def test_each_byte_is_written_once(tmp_path):
     'p00000.data': 4096 + half + values.nbytes,
     'p00001.data': 4096 + half,
   }
+
+
+def test_holders_of_replicas_share_the_writing(tmp_path):
+  on = samples.mesh(8)
+  values = np.ones((512, 1024), np.float32)
+  state = {f'x{i}': samples.put(values, on) for i in range(4)}
+
+  def job(world):
+    with manager(tmp_path, world) as m:
+      m.save(1, state)
+      samples.assert_equal(m.restore(samples.abstract(state)).state, state)
+
+  fake_world.run(COUNT, job)
+  sizes = [p.stat().st_size for p in tmp_path.glob('checkpoint_*/*.data')]
+  assert sizes == [4096 + 2 * values.nbytes] * 2
 
 
 def test_a_process_that_holds_no_first_replica_writes_no_data(tmp_path):

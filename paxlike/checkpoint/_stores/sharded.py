@@ -32,6 +32,8 @@ _SMALL_ALIGN = 64
 # From this size on a box begins at a page: O_DIRECT then reads it in place.
 _LARGE_BYTES = 256 << 10
 _STRIPE_BYTES = 16 << 20
+# From this size on the holders of an array take turns in writing its replicas.
+_SHARED_BYTES = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,10 +103,17 @@ def layouts_of(state: _state.State) -> list[_boxes.Layout]:
   import jax
 
   return [
-    _boxes.layout_of(value.sharding, info.shape)
+    _boxes.layout_of(
+      value.sharding,
+      info.shape,
+      # Small arrays stay together: who reads them opens one index.
+      turn=number if info.num_bytes >= _SHARED_BYTES else 0,
+    )
     if isinstance(value, jax.Array)
     else _boxes.single_layout(info.shape)
-    for info, value in zip(state.arrays, state.values, strict=True)
+    for number, (info, value) in enumerate(
+      zip(state.arrays, state.values, strict=True)
+    )
   ]
 
 
