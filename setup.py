@@ -61,6 +61,7 @@ setuptools.setup(
     'tf': ['tensorflow>=2.18'],
     'grain': ['grain>=0.2.10'],
     'array-record': ['array-record>=0.5'],
+    'bleu': ['sacrebleu>=2.4'],
     'parquet': ['pyarrow>=15'],
     'gcs': ['fsspec>=2024.6', 'gcsfs>=2024.6'],
     's3': ['fsspec>=2024.6', 's3fs>=2024.6'],

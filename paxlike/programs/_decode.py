@@ -44,14 +44,29 @@ class DecodeProgram:
       For each batch its position and this process's rows of the outputs, on
       the host, padding rows left out, in the order of the input.
     """
+    for position, outputs in self._launched(mdl_vars, source, positions):
+      rows = jax.device_get(outputs)
+      real = np.flatnonzero(rows['example_weights'] != 0)
+      mine = np.array_split(real, process_count)[process_index]
+      yield position, {name: v[mine] for name, v in rows.items()}
+
+  def _launched(
+    self,
+    mdl_vars: ptyping.PyTree,
+    source: inputs.Input,
+    positions: Sequence[int],
+  ) -> Iterator[tuple[int, ptyping.Batch]]:
+    """Positions and outputs, the device always one batch ahead of the host."""
+    before: tuple[int, ptyping.Batch] | None = None
     for stretch in _stretches(positions):
       with _eval.batches(source, self._partitioner, stretch.start) as stream:
         for position in stretch:
-          outputs = self._step(mdl_vars, next(stream), self._key)
-          rows = jax.device_get(outputs)
-          real = np.flatnonzero(rows['example_weights'] != 0)
-          mine = np.array_split(real, process_count)[process_index]
-          yield position, {name: v[mine] for name, v in rows.items()}
+          launched = position, self._step(mdl_vars, next(stream), self._key)
+          if before is not None:
+            yield before
+          before = launched
+    if before is not None:
+      yield before
 
 
 def _stretches(positions: Sequence[int]) -> Iterator[range]:

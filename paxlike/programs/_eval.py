@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import jax
 import numpy as np
@@ -46,12 +46,19 @@ class EvalProgram:
       out_shardings=partitioner.replicated,
     )
 
-  def run(self, mdl_vars: ptyping.PyTree, source: inputs.Input) -> EvalResult:
+  def run(
+    self,
+    mdl_vars: ptyping.PyTree,
+    source: inputs.Input,
+    *,
+    on_batch: Callable[[], None] | None = None,
+  ) -> EvalResult:
     """Evaluates one pass, from the input's first batch on.
 
     Args:
       mdl_vars: The variables; not given up.
       source: A finite input, or one with `eval_loop_num_batches`.
+      on_batch: Called before each batch, such as to stop by raising.
 
     Returns:
       The same numbers however often and wherever it is called.
@@ -60,6 +67,8 @@ class EvalProgram:
     in_flight: collections.deque[steps.EvalOutput] = collections.deque()
     with batches(source, self._partitioner) as stream:
       for batch in stream:
+        if on_batch is not None:
+          on_batch()
         in_flight.append(self._step(mdl_vars, batch))
         if len(in_flight) > _MAX_IN_FLIGHT:
           totals.add(in_flight.popleft())
@@ -89,26 +98,31 @@ def batches(
 
 
 class _Totals:
-  """Sums over the batches of one evaluation."""
+  """Sums and rows over the batches of one evaluation."""
 
   def __init__(self) -> None:
     self._metrics = metrics.Accumulator()
     self._statistics: dict[str, np.ndarray] = {}
+    self._rows: dict[str, list[np.ndarray]] = {}
     self._num_examples = 0
 
   def add(self, output: steps.EvalOutput) -> None:
     output = jax.device_get(output)
     self._metrics.add(output.metrics)
-    self._num_examples += int(output.num_examples)
+    is_counted = np.asarray(output.is_counted)
+    self._num_examples += int(is_counted.sum())
+    for name, rows in output.collected.items():
+      self._rows.setdefault(name, []).append(np.asarray(rows)[is_counted])
     for name, value in output.statistics.items():
       # Widened, so that counts over many batches cannot wrap or round.
       wide = np.asarray(value).astype(
         np.int64 if np.issubdtype(value.dtype, np.integer) else np.float64
       )
-      self._statistics[name] = self._statistics.get(name, 0) + wide
+      self._statistics[name] = np.asarray(self._statistics.get(name, 0) + wide)
 
   def result(self, task: tasks.Task) -> EvalResult:
     found = self._metrics.result()
     if found:
-      found |= task.derive(found, self._statistics)
+      rows = {name: np.concatenate(r) for name, r in self._rows.items()}
+      found |= task.derive(found, {**self._statistics, **rows})
     return EvalResult(metrics=found, num_examples=self._num_examples)

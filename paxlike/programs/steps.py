@@ -50,12 +50,14 @@ class EvalOutput:
   Attributes:
     metrics: The task's metrics, `loss` among them.
     statistics: The task's further sums.
-    num_examples: Examples in the batch, padding not counted.
+    collected: The task's further rows.
+    is_counted: Which rows are examples; the others are padding.
   """
 
   metrics: dict[str, metrics.WeightedScalar]
   statistics: dict[str, ptyping.Leaf]
-  num_examples: ptyping.Leaf
+  collected: dict[str, ptyping.Leaf]
+  is_counted: ptyping.Leaf
 
 
 def train_step(
@@ -248,14 +250,14 @@ def eval_step(
     batch: A global batch; rows of weight 0 do not count.
 
   Returns:
-    Metrics, sums and the number of examples of this batch.
+    Metrics, sums and rows of this batch.
   """
   out = task.loss(mdl_vars, batch, key=None, is_training=False)
-  counted = (batch['example_weights'] != 0).sum(dtype=jnp.int32)
   return EvalOutput(
     metrics={**out.metrics, 'loss': out.loss},
     statistics=out.statistics,
-    num_examples=counted,
+    collected=out.collected,
+    is_counted=batch['example_weights'] != 0,
   )
 
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
   from paxlike.tasks._classification import (
     ClassificationTask as ClassificationTask,
   )
+  from paxlike.tasks._decoder import DecoderParams as DecoderParams
   from paxlike.tasks._language import LanguageModelTask as LanguageModelTask
   from paxlike.tasks._language import next_token_nats as next_token_nats
   from paxlike.tasks._learner import Learner as Learner
@@ -27,6 +28,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'ClassificationTask': '_classification',
     'Constant': '_schedules',
     'Decoded': '_base',
+    'DecoderParams': '_decoder',
     'LanguageModelTask': '_language',
     'Learner': '_learner',
     'StepOutput': '_base',

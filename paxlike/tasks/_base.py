@@ -34,6 +34,8 @@ class StepOutput:
     per_example: One number an example, `[batch]`, for histograms.
     statistics: Arrays that add up over batches, such as counts, from which
       `derive` computes what no weighted mean can express.
+    collected: Arrays `[batch, ...]` of evaluation whose rows `derive` needs
+      from every example, where nothing that adds up will do.
   """
 
   loss: metrics.WeightedScalar
@@ -41,6 +43,7 @@ class StepOutput:
   mdl_vars: ptyping.PyTree
   per_example: dict[str, ptyping.Leaf] = dataclasses.field(default_factory=dict)
   statistics: dict[str, ptyping.Leaf] = dataclasses.field(default_factory=dict)
+  collected: dict[str, ptyping.Leaf] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +53,12 @@ class Decoded:
   Attributes:
     metrics: Means with their weights, over the rows that are examples.
     pairs: Key and JSON-able value of every example, in the order of the rows.
+    statistics: Arrays that add up over rows, for `derive_decoded`.
   """
 
   metrics: dict[str, metrics.WeightedScalar]
-  pairs: list[tuple[str, dict[str, Any]]]
+  pairs: list[tuple[str, Any]]
+  statistics: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 class Task(abc.ABC):
@@ -103,13 +108,22 @@ class Task(abc.ABC):
 
     Args:
       totals: Metrics over everything counted, `loss` among them.
-      statistics: Sums of `StepOutput.statistics`.
+      statistics: Sums of `StepOutput.statistics`, and the rows of all counted
+        examples of `StepOutput.collected`, in the order of the input.
 
     Returns:
       Further metrics; none by default.
     """
     del totals, statistics
     return {}
+
+  @property
+  def decode_settings(self) -> str:
+    """What outputs of `decode` depend on besides variables and input.
+
+    A decode that was killed is gone on with only if this is as it was.
+    """
+    return ''
 
   def decode(
     self,
@@ -150,6 +164,23 @@ class Task(abc.ABC):
       }
       pairs.append((source.key(int(example_id)), value))
     return Decoded(metrics={}, pairs=pairs)
+
+  def derive_decoded(
+    self,
+    totals: Mapping[str, metrics.WeightedScalar],
+    statistics: Mapping[str, np.ndarray],
+  ) -> dict[str, metrics.WeightedScalar]:
+    """Decode metrics computed from totals, such as BLEU from counts.
+
+    Args:
+      totals: Metrics over everything decoded.
+      statistics: Sums of `Decoded.statistics`.
+
+    Returns:
+      Further metrics; none by default.
+    """
+    del totals, statistics
+    return {}
 
   def init_state(self, key: Key[Array, '']) -> _state.TrainState:
     """A fresh training state; runs under jit.

@@ -12,11 +12,17 @@ from jaxtyping import Array, Key
 from paxlike import models
 from paxlike.core import metrics
 from paxlike.core import typing as ptyping
-from paxlike.tasks import _base, _learner, _params
+from paxlike.tasks import _base, _class_metrics, _learner, _params
 
 
 class ClassificationTask(_base.Task):
-  """Trains a classifier of `inputs` to predict `labels`."""
+  """Trains a classifier of `inputs` to predict `labels`.
+
+  Attributes:
+    label_smoothing: How much of each label is spread over all classes.
+    auc: Whether evaluations report the area under the ROC curve. It is exact,
+      so they hold the probabilities of all examples and classes in memory.
+  """
 
   def __init__(
     self,
@@ -25,10 +31,12 @@ class ClassificationTask(_base.Task):
     learner: _learner.Learner,
     train: _params.TrainParams,
     label_smoothing: float = 0.0,
+    auc: bool = True,
   ):
     super().__init__(learner=learner, train=train)
     self.model = models.functional(model)
     self.label_smoothing = label_smoothing
+    self.auc = auc
 
   def init_vars(self, key: Key[Array, '']) -> ptyping.PyTree:
     """Fresh variables of the model."""
@@ -73,19 +81,17 @@ class ClassificationTask(_base.Task):
     nats = optax.losses.softmax_cross_entropy(logits, labels)
     predicted = jnp.argmax(logits, axis=-1)
     hits = predicted == batch['labels']
+    probabilities = jax.nn.softmax(logits)
+    rows = {'probabilities': probabilities, 'labels': batch['labels']}
     return _base.StepOutput(
       loss=metrics.weighted_mean(nats, weights),
       metrics={'accuracy': metrics.weighted_mean(hits, weights)},
       mdl_vars=new_vars,
       per_example={'nats': jnp.where(weights != 0, nats, 0.0)},
-      statistics={
-        'confusion': jnp.einsum(
-          'bi,bj,b->ij',
-          jax.nn.one_hot(batch['labels'], logits.shape[-1]),
-          jax.nn.one_hot(predicted, logits.shape[-1]),
-          (weights != 0).astype(jnp.float32),
-        ).astype(jnp.int32)
-      },
+      statistics=_class_metrics.statistics(
+        probabilities, batch['labels'], is_counted=weights != 0
+      ),
+      collected=rows if self.auc and not is_training else {},
     )
 
   def derive(
@@ -93,19 +99,11 @@ class ClassificationTask(_base.Task):
     totals: Mapping[str, metrics.WeightedScalar],
     statistics: Mapping[str, np.ndarray],
   ) -> dict[str, metrics.WeightedScalar]:
-    """The macro F1 over the classes that occur, from the merged counts."""
-    if 'confusion' not in statistics:
-      return {}
-    counts = np.asarray(statistics['confusion'], np.float64)
-    hits = np.diag(counts)
-    total = counts.sum(axis=0) + counts.sum(axis=1)
-    seen = total > 0
-    f1 = 2 * hits[seen] / total[seen]
-    value = float(f1.mean()) if seen.any() else 0.0
+    """Macro F1, calibration error and area under the curve, over all."""
+    weight = totals['loss'].weight
     return {
-      'f1_macro': metrics.WeightedScalar(
-        value=value, weight=totals['loss'].weight
-      )
+      name: metrics.WeightedScalar(value=value, weight=weight)
+      for name, value in _class_metrics.derive(statistics).items()
     }
 
   def decode(

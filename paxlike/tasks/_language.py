@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
@@ -12,7 +13,18 @@ from jaxtyping import Array, Float, Int, Key
 from paxlike import models
 from paxlike.core import metrics
 from paxlike.core import typing as ptyping
-from paxlike.tasks import _base, _learner, _params
+from paxlike.tasks import (
+  _base,
+  _decoder,
+  _learner,
+  _params,
+  _text_metrics,
+)
+
+if TYPE_CHECKING:
+  from paxlike import inputs
+
+_GREEDY = _decoder.DecoderParams()
 
 
 def next_token_nats(
@@ -33,6 +45,7 @@ class LanguageModelTask(_base.Task):
   """Trains a causal language model on `ids` to predict `targets`.
 
   Attributes:
+    decoder: How prompts are continued, or continuations scored.
     bytes_per_token: Mean bytes of text that a token stands for, so that
       bits per byte can be reported; None reports none.
   """
@@ -43,10 +56,12 @@ class LanguageModelTask(_base.Task):
     model: Callable[..., models.TransformerLm],
     learner: _learner.Learner,
     train: _params.TrainParams,
+    decoder: _decoder.DecoderParams = _GREEDY,
     bytes_per_token: float | None = None,
   ):
     super().__init__(learner=learner, train=train)
     self.model = models.functional(model)
+    self.decoder = decoder
     self.bytes_per_token = bytes_per_token
 
   def init_vars(self, key: Key[Array, '']) -> ptyping.PyTree:
@@ -106,8 +121,7 @@ class LanguageModelTask(_base.Task):
     loss = totals['loss']
     mean_nats = float(loss.value)
     derived = {
-      # exp overflows a float64 above 709 nats, where it says nothing anyway.
-      'perplexity': math.exp(min(mean_nats, 700.0)),
+      'perplexity': _perplexity(mean_nats),
       'bits_per_token': mean_nats / math.log(2),
     }
     if self.bytes_per_token is not None:
@@ -116,3 +130,54 @@ class LanguageModelTask(_base.Task):
       name: dataclasses.replace(loss, value=value)
       for name, value in derived.items()
     }
+
+  @property
+  def decode_settings(self) -> str:
+    """How it decodes."""
+    return repr(self.decoder)
+
+  def decode(
+    self,
+    mdl_vars: ptyping.PyTree,
+    batch: ptyping.Batch,
+    *,
+    key: Key[Array, ''],
+  ) -> dict[str, Array]:
+    """Continues prompts, or scores what follows them in the data.
+
+    Args:
+      mdl_vars: The variables.
+      batch: `prompt_ids` and `prompt_lengths`; where the text that follows is
+        known also `targets` and `weights`, 1 on that text alone.
+      key: For sampling.
+    """
+    return _decoder.decode(self.decoder, self.model, mdl_vars, batch, key=key)
+
+  def process_decode_out(
+    self, source: 'inputs.Input', outputs: Mapping[str, np.ndarray]
+  ) -> _base.Decoded:
+    """Prompt, decoded text and target of each example, and their metrics."""
+    return _decoder.process(self.decoder, source, outputs)
+
+  def derive_decoded(
+    self,
+    totals: Mapping[str, metrics.WeightedScalar],
+    statistics: Mapping[str, np.ndarray],
+  ) -> dict[str, metrics.WeightedScalar]:
+    """BLEU and chrF of all texts, and the perplexity of what was scored."""
+    found = {}
+    if 'loss' in totals:
+      loss = totals['loss']
+      found['perplexity'] = dataclasses.replace(
+        loss, value=_perplexity(float(loss.value))
+      )
+    for name in _text_metrics.known(statistics):
+      found[name] = dataclasses.replace(
+        totals['exact_match'], value=_text_metrics.score(name, statistics[name])
+      )
+    return found
+
+
+def _perplexity(mean_nats: float) -> float:
+  # exp overflows a float64 above 709 nats, where it says nothing anyway.
+  return math.exp(min(mean_nats, 700.0))
