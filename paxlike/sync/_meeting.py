@@ -264,11 +264,20 @@ class Meetings:
     return self._open_verdict(meeting, verdict)
 
   def _log(self, meeting: Meeting) -> None:
+    waited_s = self._clock.monotonic_s() - meeting.since_s
     logging.info(
-      'Process %d has waited %.0f s in the %s %r, %.0f s to its deadline.',
+      'Process %d has waited %.0f s in the %s %r, %.0f s to its deadline.%s',
       self._index,
-      self._clock.monotonic_s() - meeting.since_s,
+      waited_s,
       meeting.kind,
       meeting.name,
-      meeting.since_s + meeting.timeout_s - self._clock.monotonic_s(),
+      meeting.timeout_s - waited_s,
+      self._not_there(meeting, int(waited_s // _LOG_EVERY_S)),
     )
+
+  def _not_there(self, meeting: Meeting, nth: int) -> str:
+    """Who is waited for, told by one of those that wait."""
+    if self._store.increment(f'{meeting.key}/told/{nth}') > 1:
+      return ''
+    missing = self._reporter.not_seen(meeting)
+    return f' Not there yet: {_report.indices(missing)}.'

@@ -112,11 +112,19 @@ class Reporter:
     found = map(where_lib.Where.from_bytes, answers.values())
     return {where.process_index: where for where in found}
 
+  def not_seen(self, meeting: '_meeting.Meeting') -> set[int]:
+    """Those who have not left word that they wait in a meeting.
+
+    Who has only just come has not either.
+    """
+    missing = set(meeting.needed) - {self._index}
+    known = self._known()
+    return missing - {i for i in known if meeting.name in known[i].meetings}
+
   def timeout_text(self, meeting: '_meeting.Meeting') -> tuple[str, list[int]]:
     """The error text and the missing processes of a meeting that expired."""
     known = self._known()
-    missing = set(meeting.needed) - {self._index}
-    missing -= {i for i, at in known.items() if meeting.name in at.meetings}
+    missing = self.not_seen(meeting)
     answers = self.ask(missing)
     missing -= {i for i, at in answers.items() if meeting.name in at.meetings}
     first = (

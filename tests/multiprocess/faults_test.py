@@ -100,6 +100,15 @@ def test_a_barrier_that_one_process_calls_says_where_the_other_is():
   assert 'in collective' in ended[0].output
 
 
+def test_a_save_on_one_process_says_that_the_other_never_called_it(tmp_path):
+  ended = harness.run(f'{JOBS}:saves_on_one', 2, str(tmp_path))
+  ends(ended, fault_s(ended), deadline_s=4.0)
+  assert 'processes did not come: 1.' in ended[0].output
+  assert 'process 1 (' in ended[0].output
+  assert 'in saves_on_one' in ended[0].output  # where it is instead
+  assert 'processes did not come: 1.' in ended[1].output
+
+
 def test_a_process_that_skips_a_barrier_and_ends_is_found_out_at_once():
   ended = harness.run(f'{JOBS}:leaves_early', 3)
   ends(ended, fault_s(ended))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from paxlike import sync
+from paxlike import checkpoint, sync
 from paxlike.core import errors
 
 
@@ -98,6 +98,23 @@ def barrier_on_one(world: sync.World) -> None:
   if world.process_index == 0:
     fault()
     world.barrier('save/2', timeout_s=4.0)
+  steps(world, 10_000)
+
+
+def saves_on_one(world: sync.World, directory: str) -> None:
+  """A well-known mistake: the save under `if process_index == 0`."""
+  manager = checkpoint.CheckpointManager(
+    directory,
+    config=checkpoint.CheckpointConfig(timeout_s=4.0),
+    save_policy=checkpoint.SavePolicy(every_steps=1),
+    keep_policy=checkpoint.KeepPolicy(max_to_keep=1),
+    world=world,
+  )
+  steps(world, 2)
+  if world.process_index == 0:
+    fault()
+    manager.save(2, {'w': jnp.ones((4,))})
+    manager.wait()
   steps(world, 10_000)
 
 
@@ -216,12 +233,6 @@ def watched(world: sync.World, directory: str) -> None:
     steps(world, 20)
     print('ready to be stopped', flush=True)
     steps(world, 10_000)
-
-
-def reads_input(world: sync.World, index: str) -> None:
-  steps(world, 2)
-  print('ready to be stopped', flush=True)
-  world.barrier('wait here', timeout_s=600.0)
 
 
 def never_starts(world: sync.World) -> None:

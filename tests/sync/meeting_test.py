@@ -1,5 +1,6 @@
 """Meetings between processes that are threads over a dictionary."""
 
+import logging
 import threading
 
 import pytest
@@ -62,6 +63,20 @@ def test_a_barrier_names_the_process_that_skipped_it_and_where_it_is():
     assert 'step 7, phase train' in str(error)
     assert 'wait_here_for' in str(error)
   assert str(errors_seen[0]) == str(errors_seen[2])
+
+
+def test_a_long_wait_is_told_every_thirty_seconds_with_who_is_missing(caplog):
+  caplog.set_level(logging.INFO)
+
+  def job(world):
+    if world.process_index != 1:
+      world.barrier('b', timeout_s=70.0)
+
+  fake_world.run(3, job, return_errors=True)
+  told = [r.getMessage() for r in caplog.records if 'waited' in r.getMessage()]
+  assert {text.split(' has')[0] for text in told} == {'Process 0', 'Process 2'}
+  assert len(told) == 4  # after 30 and 60 of 70 s
+  assert sum('Not there yet: 1.' in text for text in told) == 2
 
 
 def wait_here_for(event):
