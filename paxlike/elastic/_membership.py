@@ -34,6 +34,7 @@ class Membership:
   Attributes:
     order: What all agents are to do; None until the first look has decided.
     agents: What is known of each connected agent, by name.
+    done_step: Steps that all workers of the generation have done; -1 if none.
   """
 
   def __init__(self, policy: _facts.Policy, *, now_s: float):
@@ -47,7 +48,7 @@ class Membership:
     self._planned: dict[str, str] = {}  # incarnations at the time of the plan
     self._plan: _facts.Plan | None = None
     self._restored_step = -1
-    self._done_step = -1
+    self.done_step = -1
     self._best_step = -1
     self._fault_s: float | None = None
     self._futile = 0
@@ -203,7 +204,7 @@ class Membership:
     steps = [worker.step for _, worker in self.workers()]
     if len(steps) == 0:
       return
-    self._done_step = max(self._done_step, min(steps))
+    self.done_step = max(self.done_step, min(steps))
     if len(steps) < len(self.order.plan.members):
       return
     if min(steps) > self._best_step:
@@ -271,7 +272,7 @@ class Membership:
   def _planned_hold(self, now_s: float) -> None:
     assert self.order is not None
     self._fault_s = now_s
-    self._tell('stopped together', step=self._done_step)
+    self._tell('stopped together', step=self.done_step)
     self._hold(self.order.generation, now_s, self.order.reason)
 
   def _fault(
@@ -455,12 +456,12 @@ class Membership:
       n=count,
       members=list(plan.members),
       snapshot_step=self._restored_step,
-      steps_lost=max(0, self._done_step - self._restored_step)
+      steps_lost=max(0, self.done_step - self._restored_step)
       if sources
       else None,
       since_detected_s=None if self._fault_s is None else now_s - self._fault_s,
     )
-    self._done_step = -1
+    self.done_step = -1
 
   def _tell(self, event: str, **fields: Any) -> None:
     generation = self.order.generation if self.order else 0

@@ -438,9 +438,9 @@ class _Agent:
         'job_log_dir': self._options.job_log_dir,
       }
     message['facts'] = _facts.to_message(self._facts(with_plan=is_first))
-    message['totals_s'] = (
-      self._worker.beat.get('totals_s') if (self._worker) else None
-    )
+    if self._worker is not None:
+      for name in ('totals_s', 'first_step'):
+        message[name] = self._worker.beat.get(name)
     try:
       while self._events:
         self._link.send({'kind': 'event', 'fields': self._events[0]})

@@ -11,10 +11,11 @@ import json
 import queue
 import signal
 import time
-from typing import IO, Any
+from typing import Any
 
 from absl import logging
 
+from paxlike import reporting
 from paxlike.core import errors, fs
 from paxlike.elastic import _facts, _membership, _messages, _serving
 
@@ -22,6 +23,8 @@ _TICK_S = 0.05
 _REPEAT_S = 1.0
 _TOTALS_S = 5.0
 _LINGER_S = 15.0
+# Ends that the workers have written into the status themselves.
+_TOLD = (errors.EXIT_DONE, errors.EXIT_PREEMPTED)
 
 
 def run(address: str, secret: bytes) -> int:
@@ -122,6 +125,7 @@ class _Lighthouse:
       self._totals = {
         'generation': agent.worker.generation,
         'step': agent.worker.step,
+        'first_step': message.get('first_step'),
         'totals_s': message.get('totals_s'),
       }
 
@@ -148,6 +152,8 @@ class _Lighthouse:
       if event['event'] in ('stopped together', 'fault', 'end'):
         self._write_totals()
       self._log.event(event)
+      if event['event'] == 'end' and event['exit_status'] not in _TOLD:
+        self._log.failed(event['reason'], step=membership.done_step)
     if order is None:
       return None
     self._send(order, now_s)
@@ -176,24 +182,25 @@ class _Log:
   """What the lighthouse writes down for people and for `paxlike report`."""
 
   def __init__(self, job_log_dir: str):
+    self._job_log_dir = job_log_dir
     self._files = fs.for_path(job_log_dir)
     self._dir = fs.join(job_log_dir, 'status')
     self._files.make_dirs(self._dir)
-    self._log: IO[bytes] = self._files.open_append(
-      fs.join(self._dir, 'goodput.jsonl')
-    )
+    self._log = reporting.GoodputLog(job_log_dir)
     self._workers: list[dict[str, Any]] | None = None
 
   def event(self, fields: dict[str, Any]) -> None:
     """Adds one event."""
-    line = json.dumps({'time': time.time(), **fields})
     if fields.get('event') not in ('snapshot', 'time'):
       logging.info('%s', _in_words(fields))
-    try:
-      self._log.write(f'{line}\n'.encode())
-      self._log.flush()
-    except OSError as error:  # a full disk must not end the job
-      logging.warning('An event was not written: %s', error)
+    self._log.event(fields)
+
+  def failed(self, reason: str, *, step: int) -> None:
+    """Tells followers of the job that nobody trains any more."""
+    with contextlib.suppress(OSError):
+      reporting.write_status(
+        self._job_log_dir, 'train', state='failed', step=step, reason=reason
+      )
 
   def workers(self, workers: list[tuple[_facts.Agent, _facts.Worker]]) -> None:
     """Keeps `status/workers.json` true."""
@@ -220,7 +227,7 @@ class _Log:
       logging.warning('workers.json was not written: %s', error)
 
   def close(self) -> None:
-    """Closes the files."""
+    """Closes the log."""
     self._log.close()
 
 

@@ -13,6 +13,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
 from paxlike import checkpoint
@@ -24,6 +25,11 @@ _SLOTS = 3
 
 class UnreadableError(errors.PaxlikeError):
   """A snapshot is damaged; an older one, or a checkpoint, has to do."""
+
+
+def wait(state: Any) -> None:
+  """Waits until a state is computed."""
+  jax.block_until_ready(state)
 
 
 class Taker:

@@ -103,6 +103,8 @@ class Worker:
       count=len(plan.members),
     )
     self._snapshot_step = -1
+    self._begun_step = 0
+    self._building = contextlib.ExitStack()
     _enable_stacks(setting, plan.generation, self.rank)
 
   @property
@@ -138,7 +140,9 @@ class Worker:
     )
     thread.start()
     try:
-      yield
+      with self._building:
+        self._building.enter_context(world.progress.phase('restore'))
+        yield
     except BaseException as error:
       self.tell_end(error)
       raise
@@ -148,6 +152,8 @@ class Worker:
 
   def begin(self, step: int) -> None:
     """Says that training begins after `step` completed steps."""
+    self._building.close()
+    self._begun_step = step
     self._snapshot_step = step if self.plan.sources else -1
     self._cell.set(step)
 
@@ -224,6 +230,7 @@ class Worker:
 
   def _take(self, state: Any, step: int, items: Mapping[str, Any]) -> None:
     assert self._world is not None
+    snapshots.wait(state)  # the steps that led to it are no cost of it
     started_s = time.perf_counter()
     with self._world.progress.phase('snapshot'):
       self._taker.take(state, step, items=items)
@@ -242,6 +249,7 @@ class Worker:
         median_step_s=mark.median_step_s,
         legal_hosts=self._legal,
         totals_s=world.progress.totals_s(),
+        first_step=self._begun_step,
       )
       if over.wait(_BEAT_S):
         return

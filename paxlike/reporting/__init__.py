@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from paxlike.core import lazy
 
 if TYPE_CHECKING:
+  from paxlike.reporting._goodput import goodput as goodput
+  from paxlike.reporting._goodput_log import GoodputLog as GoodputLog
   from paxlike.reporting._jsonable import to_jsonable as to_jsonable
   from paxlike.reporting._key_values import KeyValueWriter as KeyValueWriter
   from paxlike.reporting._key_values import is_unfinished as is_unfinished
@@ -27,11 +29,13 @@ __getattr__, __dir__, __all__ = lazy.attach(
   __name__,
   {
     'DecodeParams': '_params',
+    'GoodputLog': '_goodput_log',
     'KeyValueWriter': '_key_values',
     'ProgressLine': '_progress',
     'Status': '_status',
     'SummaryWriter': '_summaries',
     'WriteKeyValuePairs': '_pairs',
+    'goodput': '_goodput',
     'is_unfinished': '_key_values',
     'read_key_values': '_pairs',
     'read_metrics': '_metrics_log',

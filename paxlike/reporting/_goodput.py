@@ -1,0 +1,165 @@
+"""Where the time of a job went: useful steps over wall time, by cause."""
+
+import collections
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from paxlike.core import errors
+from paxlike.reporting import _goodput_log
+
+_BAR_CHARS = 40
+_USEFUL = 'useful steps'
+_LOST = 'steps done again'
+_AWAY = 'forming, and not running'
+# Phase of a worker to the cause that people read.
+_CAUSES = {
+  'input': 'waiting for input',
+  'compile': 'compiling',
+  'save': 'blocked by saves',
+  'snapshot': 'blocked by snapshots',
+  'restore': 'building and restoring',
+  'eval': 'evaluating',
+  'decode': 'decoding',
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Recovery:
+  """One time that the job had to be formed anew.
+
+  Attributes:
+    why: The fault, or the reason to change.
+    num_hosts: How many hosts went on.
+    steps_lost: Steps that had to be done again; None if nothing was known.
+    duration_s: From the detection to the first step done; None: not yet.
+  """
+
+  why: str
+  num_hosts: int
+  steps_lost: int | None
+  duration_s: float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Goodput:
+  """Where the time went.
+
+  Attributes:
+    wall_s: From the first event to the last.
+    seconds: By cause; they add up to `wall_s`.
+    recoveries: Each time that the job was formed anew.
+  """
+
+  wall_s: float
+  seconds: dict[str, float]
+  recoveries: tuple[Recovery, ...]
+
+  @property
+  def fraction(self) -> float:
+    """Useful step time over wall time; 0.0 if no time has passed."""
+    return self.seconds[_USEFUL] / self.wall_s if self.wall_s else 0.0
+
+  def text(self) -> str:
+    """For people: a bar for each cause, then the recoveries."""
+    lines = [f'goodput {self.fraction:.1%} of {self.wall_s:.1f} s']
+    width = max(map(len, self.seconds))
+    for cause, seconds in self.seconds.items():
+      share = seconds / self.wall_s if self.wall_s else 0.0
+      bar = '█' * round(share * _BAR_CHARS)
+      lines.append(
+        f'  {cause:<{width}} {seconds:9.1f} s {share:6.1%}  {bar}'.rstrip()
+      )
+    for recovery in self.recoveries:
+      took = recovery.duration_s
+      lost = recovery.steps_lost
+      lines.append(
+        f'  {"?" if took is None else f"{took:.1f}"} s, '
+        f'{"?" if lost is None else lost} steps lost, went on with '
+        f'{recovery.num_hosts}: {recovery.why}'
+      )
+    return '\n'.join(lines)
+
+
+def goodput(job_log_dir: str) -> Goodput:
+  """Reads the events of a job.
+
+  Raises:
+    UsageError: There are none.
+  """
+  try:
+    events = _goodput_log.read(job_log_dir)
+  except (FileNotFoundError, NotADirectoryError):
+    events = []
+  if not events:
+    raise errors.UsageError(
+      f'{_goodput_log.path(job_log_dir)} has no events. Give the job_log_dir '
+      'of a training job that has begun.'
+    )
+  return summarize(events)
+
+
+def summarize(events: Sequence[dict[str, Any]]) -> Goodput:
+  """Adds up the events of a job, oldest first."""
+  last: dict[Any, dict[str, Any]] = {}
+  for event in events:
+    if event['event'] == 'time' and event.get('totals_s'):
+      # Of each process that trained only its last word counts.
+      last[event.get('run', 0), event.get('generation', 0)] = event
+  lost = _lost_steps(events)
+  seconds: dict[str, float] = collections.defaultdict(float)
+  seconds[_USEFUL] = 0.0
+  for key, event in last.items():
+    totals = dict(event['totals_s'])
+    steps_s = totals.pop('', 0.0)
+    done = max(1, event.get('step', 0) - max(0, event.get('first_step') or 0))
+    again_s = steps_s * min(1.0, lost.get(key[1], 0) / done)
+    seconds[_USEFUL] += steps_s - again_s
+    seconds[_LOST] += again_s
+    for phase, spent_s in totals.items():
+      kind = phase.partition(' ')[0]
+      seconds[_CAUSES.get(str(kind), str(kind))] += spent_s
+  wall_s = events[-1]['time'] - events[0]['time']
+  seconds[_AWAY] = max(0.0, wall_s - sum(seconds.values()))
+  return Goodput(
+    wall_s=wall_s,
+    seconds={cause: s for cause, s in seconds.items() if s or cause == _USEFUL},
+    recoveries=_recoveries(events),
+  )
+
+
+def _lost_steps(events: Sequence[dict[str, Any]]) -> dict[int, int]:
+  """Steps of each generation that a later one did again."""
+  lost = {}
+  before = 0
+  for event in events:
+    if event['event'] == 'formed':
+      lost[before] = event.get('steps_lost') or 0
+    before = event.get('generation', before)
+  return lost
+
+
+def _recoveries(events: Sequence[dict[str, Any]]) -> tuple[Recovery, ...]:
+  found: list[Recovery] = []
+  why = ''
+  for event in events:
+    kind = event['event']
+    if kind == 'fault':
+      why = str(event.get('what', ''))
+    elif kind == 'drain':
+      why = str(event.get('reason', ''))
+    elif kind == 'formed' and why:
+      found.append(
+        Recovery(
+          why=why,
+          num_hosts=event.get('n', 0),
+          steps_lost=event.get('steps_lost'),
+          duration_s=None,
+        )
+      )
+      why = ''
+    elif kind == 'first step' and found and found[-1].duration_s is None:
+      found[-1] = dataclasses.replace(
+        found[-1], duration_s=event.get('since_detected_s')
+      )
+  return tuple(found)

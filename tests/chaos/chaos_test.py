@@ -1,0 +1,178 @@
+"""Whatever dies, the run goes on, and its numbers are those of no fault."""
+
+import hashlib
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.chaos import harness
+
+_STEPS = 150
+_SNAPSHOT_STEPS = 10
+# One fixed seed in CI; others, and more faults, by hand:
+#   CHAOS_SEED=7 CHAOS_FAULTS=50 pytest tests/chaos
+_SEED = int(os.environ.get('CHAOS_SEED', '0'))
+_FAULTS = int(os.environ.get('CHAOS_FAULTS', '5'))
+# A lost host comes back as another, and the others wait for it: n is constant.
+_CONSTANT = ('--replacement_wait_s=60', '--watchdog_s=6')
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope='module')
+def undisturbed(tmp_path_factory):
+  """The job directory of the same run without agents and without faults."""
+  directory = tmp_path_factory.mktemp('undisturbed')
+  subprocess.run(
+    [
+      sys.executable,
+      *('-m', 'paxlike.main', 'launch', '--local=3', '--'),
+      *('--exp=tests.chaos.toys.Slow', '--mode=train'),
+      *(f'--job_log_dir={directory}', f'--set=NUM_TRAIN_STEPS={_STEPS}'),
+    ],
+    cwd=harness.ROOT,
+    env={**os.environ, 'JAX_PLATFORMS': 'cpu', 'XLA_FLAGS': ''},
+    check=True,
+    timeout=300,
+  )
+  return directory
+
+
+def test_random_faults_change_no_bit(tmp_path, undisturbed):
+  random_ = random.Random(_SEED)
+  num_steps = max(_STEPS, 25 * _FAULTS)
+  with harness.Job(
+    tmp_path,
+    num_steps=num_steps,
+    snapshot_steps=_SNAPSHOT_STEPS,
+    flags=_CONSTANT,
+    settings=['PAUSE_S=0.05'],
+  ) as job:
+    for index, what in enumerate(_faults(random_, _FAULTS)):
+      job.wait_for_step((index + 1) * num_steps // (_FAULTS + 1))
+      seen, generation = len(job.events()), job.generation()
+      _do(job, what, random_)
+      if what == 'lighthouse':
+        job.wait_for_event('adopted', after=seen)
+        assert job.generation() == generation, 'training need not stop'
+      else:
+        job.wait_for_event('first step', after=seen)
+    assert job.wait(timeout_s=300.0) == 0, job.log()
+    formed = [e for e in job.events() if e['event'] == 'formed']
+    assert {e['n'] for e in formed} == {3}
+    lost = [e['steps_lost'] or 0 for e in formed]
+    assert max(lost) <= _bound(job), lost
+    assert job.new_shared_memory() == set()
+  assert job.orphans() == []
+  if num_steps == _STEPS:
+    assert final_arrays(tmp_path) == final_arrays(undisturbed)
+    assert losses(tmp_path) == losses(undisturbed)
+
+
+def test_hosts_that_go_and_come_back_change_no_loss(tmp_path, undisturbed):
+  with harness.Job(
+    tmp_path, num_steps=_STEPS, snapshot_steps=_SNAPSHOT_STEPS
+  ) as job:
+    job.wait_for_step(25)
+    seen = len(job.events())
+    job.leave('host1')
+    shrunk = job.wait_for_event('formed', after=seen, n=2)
+    assert shrunk['steps_lost'] == 0, 'a host that is asked to go loses none'
+    grown = job.wait_for_event('formed', after=seen, n=3)
+    assert grown['steps_lost'] == 0, 'a host that joins costs none'
+    assert job.wait(timeout_s=180.0) == 0, job.log()
+  ours, theirs = losses(tmp_path), losses(undisturbed)
+  assert [row['batch_ids'] for row in ours] == [
+    row['batch_ids'] for row in theirs
+  ]
+  for row, other in zip(ours, theirs, strict=True):
+    assert row['loss'] == pytest.approx(other['loss'], rel=1e-5)
+
+
+def test_a_job_asked_to_stop_saves_and_goes_on_later(tmp_path):
+  with harness.Job(tmp_path, num_steps=400, num_hosts=2) as job:
+    job.wait_for_step(15)
+    job.stop()
+    assert job.wait() == 75, job.log()
+    (end,) = [e for e in job.events() if e['event'] == 'end']
+    assert end['reason'] == 'stopped on request'
+  assert job.orphans() == []
+  status = json.loads((tmp_path / 'status' / 'train.json').read_text())
+  assert status['state'] == 'preempted'
+  (saved,) = tmp_path.glob('checkpoints/checkpoint_*[1-9]*')
+  step = int(saved.name.rpartition('_')[2])
+  assert step == status['step'] >= 15
+  with harness.Job(tmp_path, num_steps=step + 10, num_hosts=1) as job:
+    assert job.wait() == 0, job.log()
+  assert [row['step'] for row in losses(tmp_path)] == list(range(1, step + 11))
+
+
+def test_an_error_that_would_come_again_ends_the_job(tmp_path):
+  with harness.Job(
+    tmp_path, num_steps=50, num_hosts=2, settings=['LEARNING_RATE=inf']
+  ) as job:
+    assert job.wait() == 1, job.log()
+    assert 'NonFiniteLossError' in job.log()
+    assert [e for e in job.events() if e['event'] == 'fault'] == []
+  assert job.orphans() == []
+
+
+# --- what happens
+
+
+def _faults(random_: random.Random, count: int) -> list[str]:
+  """A shuffled list in which each kind comes once before any comes again."""
+  kinds = ['rank 0', 'worker', 'host', 'stopped', 'lighthouse', 'two workers']
+  if count < len(kinds):
+    kinds.remove('two workers')
+  chosen: list[str] = []
+  while len(chosen) < count:
+    chosen += random_.sample(kinds, len(kinds))
+  return chosen[:count]
+
+
+def _do(job: harness.Job, what: str, random_: random.Random) -> None:
+  if what == 'rank 0':
+    job.kill_worker(0)
+  elif what == 'worker':
+    job.kill_worker(random_.randrange(1, 3))
+  elif what == 'two workers':
+    job.kill_worker(1)
+    job.kill_worker(2)
+  elif what == 'stopped':
+    job.kill_worker(random_.randrange(3), number=signal.SIGSTOP)
+  elif what == 'host':
+    job.kill_host(f'host{random_.randrange(3)}')
+  else:
+    job.kill_lighthouse()
+
+
+def _bound(job: harness.Job) -> int:
+  """Steps that may be lost: with a host's memory, those since the last copy."""
+  lost_hosts = any('loss of host' in fault.what for fault in job.faults)
+  return _SNAPSHOT_STEPS - 1 + (_SNAPSHOT_STEPS if lost_hosts else 0)
+
+
+def final_arrays(job_log_dir: pathlib.Path) -> str:
+  """A digest of the arrays of the last checkpoint."""
+  last = max(job_log_dir.glob('checkpoints/checkpoint_*[0-9]'))
+  total = hashlib.sha256()
+  for path in sorted(last.glob('*.data')):
+    # Behind the page that says which attempt to save wrote it.
+    total.update(path.name.encode() + path.read_bytes()[4096:])
+  return total.hexdigest()
+
+
+def losses(job_log_dir: pathlib.Path) -> list[dict[str, float]]:
+  """Step, loss and batch of every step, as they were written down."""
+  lines = (job_log_dir / 'metrics' / 'train.jsonl').read_text().splitlines()
+  rows = [json.loads(line) for line in lines]
+  return [
+    {name: row[name] for name in ('step', 'loss', 'batch_ids')} for row in rows
+  ]

@@ -1,0 +1,300 @@
+"""An elastic job on this machine, and ways to hurt it.
+
+    with harness.Job(job_log_dir, num_hosts=3, num_steps=100) as job:
+      job.wait_for_step(20)
+      job.kill_worker(rank=0)
+      assert job.wait(timeout_s=60) == 0
+
+Whatever happens, nothing of the job is left when the block ends.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import psutil
+
+ROOT = pathlib.Path(__file__).parents[2]
+SHARED_MEMORY = pathlib.Path('/dev/shm')
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+  """Something that was done to the job.
+
+  Attributes:
+    what: In words.
+    time_s: When, seconds since 1970.
+    step: Steps that all workers had done just before.
+  """
+
+  what: str
+  time_s: float
+  step: int
+
+
+class Job:
+  """A running elastic job; use it as a context."""
+
+  def __init__(
+    self,
+    job_log_dir: os.PathLike[str] | str,
+    *,
+    num_hosts: int = 3,
+    num_steps: int = 100,
+    snapshot_steps: int = 10,
+    exp: str = 'tests.chaos.toys.Slow',
+    flags: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+  ):
+    """Starts it.
+
+    Args:
+      job_log_dir: Of the job.
+      num_hosts: How many agents play hosts.
+      num_steps: Train steps.
+      snapshot_steps: Steps from one snapshot to the next.
+      exp: The experiment.
+      flags: Further flags of `paxlike launch`.
+      settings: Further `--set` of the training job.
+      env: Environment variables to set besides.
+    """
+    self.job_log_dir = pathlib.Path(job_log_dir)
+    self.faults: list[Fault] = []
+    self._shared_before = _shared_memory()
+    self.job_log_dir.mkdir(parents=True, exist_ok=True)
+    self.log_path = self.job_log_dir / 'launch.log'
+    with open(self.log_path, 'ab') as log:
+      self._popen = subprocess.Popen(
+        [
+          sys.executable,
+          '-m',
+          'paxlike.main',
+          'launch',
+          f'--local={num_hosts}',
+          '--elastic',
+          f'--snapshot_steps={snapshot_steps}',
+          *flags,
+          '--',
+          f'--exp={exp}',
+          '--mode=train',
+          f'--job_log_dir={job_log_dir}',
+          f'--set=NUM_TRAIN_STEPS={num_steps}',
+          *(f'--set={setting}' for setting in settings),
+        ],
+        cwd=ROOT,
+        env={
+          **os.environ,
+          'JAX_PLATFORMS': 'cpu',
+          'XLA_FLAGS': '',
+          **(env or {}),
+        },
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+      )
+    self._process = psutil.Process(self._popen.pid)
+
+  def __enter__(self) -> 'Job':
+    return self
+
+  def __exit__(self, *unused: object) -> None:
+    family = self._family()
+    for process in family:
+      with contextlib.suppress(psutil.NoSuchProcess):
+        process.kill()
+    self._popen.wait()
+    psutil.wait_procs(family, timeout=10.0)
+    for name in self.new_shared_memory():
+      subprocess.run(['rm', '-rf', SHARED_MEMORY / name], check=True)
+
+  # --- looking
+
+  def events(self) -> list[dict[str, Any]]:
+    """All that is in the goodput log so far."""
+    path = self.job_log_dir / 'status' / 'goodput.jsonl'
+    if not path.exists():
+      return []
+    lines = path.read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith('\n')]
+
+  def workers(self) -> list[dict[str, Any]]:
+    """What status/workers.json says."""
+    try:
+      return json.loads((self.job_log_dir / 'status/workers.json').read_text())
+    except FileNotFoundError:
+      return []
+
+  def steps(self) -> dict[str, int]:
+    """Steps done by the worker of each host, as its memory tells."""
+    found = {}
+    for name in self.new_shared_memory():
+      with contextlib.suppress(FileNotFoundError, ValueError):
+        data = (SHARED_MEMORY / name / 'step').read_bytes()
+        found[name.rpartition('-')[2]] = int.from_bytes(
+          data[:8], 'little', signed=True
+        )
+    return found
+
+  def step(self) -> int:
+    """Steps done by all workers of the current generation."""
+    steps = self.steps()
+    return min(
+      (steps.get(worker['agent'], -1) for worker in self.workers()), default=-1
+    )
+
+  def log(self) -> str:
+    """All output so far."""
+    return self.log_path.read_text(errors='replace')
+
+  def new_shared_memory(self) -> set[str]:
+    """What the job holds in shared memory."""
+    return _shared_memory() - self._shared_before
+
+  def orphans(self) -> list[psutil.Process]:
+    """Processes that were of the job and live on without it."""
+    marker = str(self.job_log_dir)
+    found = []
+    for process in psutil.process_iter():
+      with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        if process.pid != os.getpid() and any(
+          word.endswith(f'--job_log_dir={marker}') for word in process.cmdline()
+        ):
+          found.append(process)
+    return found
+
+  # --- waiting
+
+  def wait_until(
+    self, what: str, condition: Callable[[], Any], *, timeout_s: float = 120.0
+  ) -> Any:
+    """Waits for something to become true, and returns it."""
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+      if found := condition():
+        return found
+      if self._popen.poll() is not None:
+        if found := condition():
+          return found
+        raise AssertionError(
+          f'The job ended with {self._popen.returncode} before {what}:\n'
+          f'{self.log()[-6000:]}'
+        )
+      time.sleep(0.02)
+    raise AssertionError(
+      f'No {what} within {timeout_s} s.\n{self.log()[-6000:]}'
+    )
+
+  def wait_for_step(
+    self, step: int, *, generation: int = 0, timeout_s: float = 120.0
+  ) -> None:
+    """Waits until all workers of a generation have done `step` steps."""
+    self.wait_until(
+      f'step {step} of generation {generation}',
+      lambda: self.generation() >= generation and self.step() >= step,
+      timeout_s=timeout_s,
+    )
+
+  def generation(self) -> int:
+    """The generation of the workers."""
+    return max((w['generation'] for w in self.workers()), default=-1)
+
+  def wait_for_event(
+    self, event: str, *, after: int = 0, timeout_s: float = 120.0, **fields: Any
+  ) -> dict[str, Any]:
+    """Waits for an event at or after the `after`-th line of the log."""
+
+    def find() -> dict[str, Any] | None:
+      for found in self.events()[after:]:
+        if found['event'] == event and fields.items() <= found.items():
+          return found
+      return None
+
+    return self.wait_until(f'event {event}', find, timeout_s=timeout_s)
+
+  def wait(self, *, timeout_s: float = 120.0) -> int:
+    """Waits for the end of the job; its exit status."""
+    try:
+      return self._popen.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+      raise AssertionError(
+        f'The job still runs after {timeout_s} s.\n{self.log()[-6000:]}'
+      ) from None
+
+  # --- hurting
+
+  def kill_worker(
+    self, rank: int, *, number: signal.Signals = signal.SIGKILL
+  ) -> Fault:
+    """Sends a worker a signal."""
+    worker = next(w for w in self.workers() if w['rank'] == rank)
+    return self._hurt(f'{number.name} to rank {rank}', worker['pid'], number)
+
+  def kill_host(self, name: str) -> Fault:
+    """Kills an agent and all it has started, and takes its memory away."""
+    agent = self.agent(name)
+    family = [agent, *agent.children(recursive=True)]
+    fault = self._hurt(f'loss of {name}', agent.pid, signal.SIGKILL)
+    psutil.wait_procs(family, timeout=10.0)
+    for memory in self.new_shared_memory():
+      if memory.endswith(f'-{name}'):
+        subprocess.run(['rm', '-rf', SHARED_MEMORY / memory], check=True)
+    return fault
+
+  def kill_lighthouse(self) -> Fault:
+    """Kills the lighthouse."""
+    (process,) = self._commands('lighthouse')
+    return self._hurt('loss of the lighthouse', process.pid, signal.SIGKILL)
+
+  def leave(self, name: str) -> Fault:
+    """Asks a host to go."""
+    return self._hurt(f'{name} leaves', self.agent(name).pid, signal.SIGTERM)
+
+  def stop(self) -> Fault:
+    """Asks the whole job to stop."""
+    return self._hurt('stop', self._popen.pid, signal.SIGTERM)
+
+  def agent(self, name: str) -> psutil.Process:
+    """The agent of a host."""
+    (process,) = [
+      process
+      for process in self._commands('agent')
+      if f'--name={name}' in process.cmdline()
+    ]
+    return process
+
+  def _commands(self, command: str) -> list[psutil.Process]:
+    found = []
+    for process in self._process.children():
+      with contextlib.suppress(psutil.NoSuchProcess):
+        if command in process.cmdline()[:4]:
+          found.append(process)
+    return found
+
+  def _hurt(self, what: str, pid: int, number: int) -> Fault:
+    fault = Fault(what, time.time(), self.step())
+    os.kill(pid, number)
+    self.faults.append(fault)
+    return fault
+
+  def _family(self) -> list[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+      return [*self._process.children(recursive=True), self._process]
+    return []
+
+
+def _shared_memory() -> set[str]:
+  return {
+    path.name
+    for path in SHARED_MEMORY.iterdir()
+    if path.name.startswith('paxlike-')
+  }

@@ -1,0 +1,62 @@
+"""An experiment whose steps take long enough to be interrupted."""
+
+import dataclasses
+import time
+
+import fiddle as fdl
+
+from experiments import lm
+from paxlike import experiment, inputs
+from paxlike.core import typing
+from tests.e2e import toys
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SlowInput(inputs.SyntheticLmInput):
+  """Synthetic text, at most one batch each `pause_s` seconds.
+
+  Attributes:
+    pause_s: How long one batch takes.
+  """
+
+  pause_s: float = 0.0
+
+  def read(self, position: int, rows: range) -> typing.HostBatch:
+    time.sleep(self.pause_s)
+    return super().read(position, rows)
+
+
+@experiment.register
+class Slow(lm.ByteLm):
+  """As small as can be; every step tells its loss and its batch."""
+
+  MODEL_DIM = 32
+  NUM_LAYERS = 1
+  NUM_HEADS = 2
+  SEQ_LEN = 32
+  BATCH_SIZE = 12
+  NUM_TRAIN_STEPS = 100
+  WARMUP_STEPS = 10
+  DROPOUT_RATE = 0.1
+  PAUSE_S = 0.02
+
+  def task_p(self) -> fdl.Config:
+    task_p = super().task_p()
+    fdl.update_callable(task_p, toys.LmWithIds)
+    task_p.train.summary_interval_steps = 1
+    task_p.train.save_interval_steps = 1_000
+    task_p.train.eval_interval_steps = 1_000
+    return task_p
+
+  def input_p(self) -> list[fdl.Config]:
+    return [
+      fdl.Config(
+        SlowInput,
+        name='slow',
+        is_training=True,
+        batch_size=self.BATCH_SIZE,
+        seq_len=self.SEQ_LEN,
+        vocab_size=256,
+        pause_s=self.PAUSE_S,
+      )
+    ]
