@@ -413,7 +413,7 @@ def for_path(path: str) -> FileSystem:
 
 def join(path: str, *names: str) -> str:
   """Appends names to a path, local or remote."""
-  return '/'.join([path.rstrip('/') or '/' * path.startswith('/'), *names])
+  return '/'.join([path.rstrip('/'), *names])
 
 
 def base_name(path: str) -> str:

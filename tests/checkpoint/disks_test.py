@@ -1,0 +1,197 @@
+"""Real full, read-only and foreign disks, and a reader beside a sweep."""
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import pytest
+
+from paxlike import checkpoint
+from paxlike.core import errors, fs
+
+is_root = os.geteuid() == 0
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+  """A disk of 4 MB."""
+  path = tmp_path / 'disk'
+  path.mkdir()
+  done = subprocess.run(
+    ['mount', '-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', path],
+    capture_output=True,
+  )
+  if done.returncode:
+    pytest.skip(f'cannot mount a tmpfs here: {done.stderr.decode()}')
+  yield path
+  subprocess.run(['umount', '-l', path], check=True)
+
+
+def state(megabytes, value):
+  return {'w': np.full((megabytes << 18,), value, np.float32)}
+
+
+@pytest.mark.parametrize('kind', ['GDA', 'FLAX', 'MULTI_HOST_FLAX'])
+def test_a_full_disk_stops_the_run_and_keeps_the_last_step(small_disk, kind):
+  config = checkpoint.CheckpointConfig(type=kind)
+  manager = checkpoint.CheckpointManager(small_disk, config=config)
+  manager.save(1, state(1, 1.0))
+  manager.wait()
+  manager.save(2, state(5, 2.0))
+  with pytest.raises(errors.SaveError, match=r'Step 2.*No space left'):
+    manager.close()
+  with checkpoint.CheckpointManager(small_disk, config=config) as manager:
+    found = manager.restore()
+    assert found.step == 1
+    assert (found.state['w'] == 1.0).all()
+    assert manager.save(3, state(1, 3.0))
+  assert sorted(os.listdir(small_disk)) == [
+    'checkpoint_00000001',
+    'checkpoint_00000003',
+    'checkpoints.pb',
+  ]
+
+
+def test_a_full_disk_with_the_warn_policy_lets_the_run_go_on(
+  small_disk, caplog
+):
+  config = checkpoint.CheckpointConfig(on_save_error='warn')
+  with checkpoint.CheckpointManager(small_disk, config=config) as manager:
+    manager.save(1, state(5, 1.0))
+    manager.save(2, state(1, 2.0))
+    manager.wait()
+    assert manager.steps() == [2]
+  assert 'No space left' in caplog.text
+
+
+def test_a_read_only_disk_is_told_at_the_start_and_is_readable(small_disk):
+  with checkpoint.CheckpointManager(small_disk) as manager:
+    manager.save(1, state(1, 1.0))
+  subprocess.run(['mount', '-o', 'remount,ro', small_disk], check=True)
+  with pytest.raises(errors.SaveError, match='Read-only file system'):
+    checkpoint.CheckpointManager(small_disk)
+  with checkpoint.CheckpointManager(small_disk, read_only=True) as manager:
+    assert manager.restore().step == 1
+
+
+@contextlib.contextmanager
+def as_nobody():
+  os.seteuid(65534)
+  try:
+    yield
+  finally:
+    os.seteuid(0)
+
+
+@pytest.mark.skipif(not is_root, reason='only root can become someone else')
+def test_another_user_reads_but_does_not_write():
+  with tempfile.TemporaryDirectory() as directory:
+    os.chmod(directory, 0o755)
+    with checkpoint.CheckpointManager(directory) as manager:
+      manager.save(1, state(1, 1.0))
+    with as_nobody():
+      with pytest.raises(errors.SaveError, match='Permission denied'):
+        checkpoint.CheckpointManager(directory)
+      with checkpoint.CheckpointManager(directory, read_only=True) as manager:
+        assert manager.restore().step == 1
+
+
+class Late(fs.LocalFileSystem):
+  """A disk that now and then takes a moment."""
+
+  num_threads = 1
+
+  def __init__(self, seed):
+    self._random = random.Random(seed)
+
+  def _wait(self):
+    if self._random.random() < 0.3:
+      time.sleep(self._random.random() * 0.004)
+
+
+def _delayed(name):
+  original = getattr(fs.LocalFileSystem, name)
+
+  def method(self, *args):
+    self._wait()
+    return original(self, *args)
+
+  return method
+
+
+for _name in (
+  'read_bytes',
+  'write_new',
+  'exists',
+  'list_dir',
+  'rename',
+  'remove',
+  'open_read',
+  'create',
+):
+  setattr(Late, _name, _delayed(_name))
+
+
+WRITER = """
+import sys
+import tempfile
+import numpy as np
+from paxlike import checkpoint
+from tests.checkpoint import disks_test
+keep = checkpoint.KeepPolicy(max_to_keep=1)
+config = checkpoint.CheckpointConfig(lease_s={lease_s})
+with checkpoint.CheckpointManager(
+  {directory!r}, keep_policy=keep, config=config,
+  file_system=disks_test.Late(1),
+) as manager:
+  step = 0
+  while not sys.stdin.closed and step < 100000:
+    step += 1
+    manager.save(step, {{'a': np.full(2000, step), 'b': np.full(10, step)}})
+    manager.wait()
+    if step == 1:
+      print('ready', flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('can_lease', [True, False])
+def test_a_reader_beside_a_sweep_never_fails_and_never_mixes_steps(
+  tmp_path, can_lease
+):
+  program = WRITER.format(directory=str(tmp_path), lease_s=600.0)
+  writer = subprocess.Popen(
+    [sys.executable, '-c', program],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+  )
+  try:
+    assert writer.stdout.readline() == b'ready\n'
+    seen = set()
+
+    class Reader(Late):
+      def write_new(self, path, data):
+        if not can_lease:
+          raise PermissionError(13, 'Permission denied')
+        super().write_new(path, data)
+
+    with checkpoint.CheckpointManager(
+      tmp_path, read_only=True, file_system=Reader(2)
+    ) as manager:
+      for _ in range(60):
+        found = manager.restore()
+        values = {int(v) for leaf in found.state.values() for v in leaf}
+        assert values == {found.step}
+        seen.add(found.step)
+    assert len(seen) > 10
+    assert writer.poll() is None
+  finally:
+    writer.kill()
+    writer.wait()
+    writer.stdin.close()
+    writer.stdout.close()
