@@ -175,6 +175,9 @@ def _union(value: Any, annotation: Any) -> Any:
     if type(None) in options and str(value).lower() == 'none':
       return None
     return convert(value, dtypes[0])
+  if str in options and isinstance(value, str) and value[:1] not in '([{':
+    # Where text is allowed, a word alone is text, not a list of one word.
+    options = [option for option in options if not _is_container(option)]
   # None and numbers before text, or every value would be text.
   order = [type(None), bool, int, float]
   options.sort(
@@ -187,6 +190,15 @@ def _union(value: Any, annotation: Any) -> Any:
     except Mismatch as mismatch:
       expected.append(mismatch.expected)
   raise Mismatch(' or '.join(dict.fromkeys(reversed(expected))))
+
+
+def _is_container(annotation: Any) -> bool:
+  origin = typing.get_origin(annotation) or annotation
+  return (
+    isinstance(origin, type)
+    and issubclass(origin, collections.abc.Iterable)
+    and not issubclass(origin, str | bytes)
+  )
 
 
 def _choice(value: Any, annotation: Any) -> Any:

@@ -73,6 +73,9 @@ def failure(tree, *settings) -> str:
     ('hook', 'tests.config.toys.double', toys.double),
     ('hook', 'none', None),
     ('order', '3,1', (3, 1)),
+    ('files', 'word', 'word'),
+    ('files', 'package:a/b,c', 'package:a/b,c'),
+    ('files', '[a, b]', ('a', 'b')),
     ('unreadable', '6', 6),
   ],
 )

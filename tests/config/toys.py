@@ -52,6 +52,7 @@ class Train:
   anything: Any = None
   hook: Callable[..., Any] | None = None
   order: Sequence[int] = ()
+  files: str | Sequence[str] = ''
   schedule: Schedule = Schedule()
   fresh: Schedule = dataclasses.field(default_factory=Schedule)
   unreadable: 'Unreadable' = 5
