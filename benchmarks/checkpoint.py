@@ -577,6 +577,38 @@ def _one_async_save(
   return state, (max(lost, 0.001), blocked, finished - started)
 
 
+def section_busy(root: str, rounds: int) -> None:
+  """A save in the background while the main thread never rests in Python."""
+  state = make_state(transformer_shapes(), _mesh(8))
+  everyone = peers(async_save=True)[:3]
+  tables = [
+    Table('background save, main thread asleep'),
+    Table('background save, main thread in a Python loop'),
+  ]
+  for peer in everyone:
+    peer.open(os.path.join(root, f'busy {peer.name}'), state)
+    peer.save(0, state)
+    peer.wait()
+  for i, order in turns(everyone, rounds):
+    for peer in order:
+      for j, table in enumerate(tables):
+        started = time.perf_counter()
+        peer.save(2 * i + j + 1, state)
+        count = 0
+        while peer.is_busy():
+          if j:
+            count = sum(range(10_000))
+          else:
+            time.sleep(0.002)
+        table.add(peer.name, time.perf_counter() - started)
+        peer.wait()
+        assert count >= 0
+  for peer in everyone:
+    peer.close()
+  for table in tables:
+    table.show()
+
+
 def section_every_step(root: str, rounds: int) -> None:
   """A save of 100 MB after every step of 0.5 s."""
   shapes = {f'x{i}': (1024, 256) for i in range(96)}
@@ -617,6 +649,7 @@ SECTIONS = {
   'small': section_small,
   'leaves': section_leaves,
   'async': section_async,
+  'busy': section_busy,
   'every_step': section_every_step,
   'memory': section_memory,
 }
