@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 
 from absl import logging
 
@@ -13,12 +13,14 @@ _Program = TypeVar('_Program', bound='Program')
 _Start = TypeVar('_Start')
 
 
+@runtime_checkable
 class Program(Protocol):
   """What a runner makes for a partitioner: it knows the shape of its state."""
 
   abstract_state: Any
 
 
+@runtime_checkable
 class Snapshot(Protocol):
   """A state that outlived the devices it was on.
 

@@ -26,6 +26,7 @@ from paxlike.elastic import agent as agents
 SNAPSHOT_DIR = '/dev/shm'  # noqa: S108 - a directory of our own in it
 _LOOK_EVERY_S = 0.05
 _AGAIN_AFTER_S = 0.5
+_OVER_S = 2.0
 _STOP_S = 180.0
 _END_S = 20.0
 _MOST_RESTARTS = 50
@@ -103,6 +104,7 @@ class _Job:
     }
     self._processes: dict[str, subprocess.Popen] = {}
     self._again_s: dict[str, float] = dict.fromkeys(self._commands, 0.0)
+    self._ended_s: dict[str, float] = {}
     self._num_restarts: collections.Counter[str] = collections.Counter()
     self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     self._stop_s: float | None = None
@@ -157,8 +159,9 @@ class _Job:
       return self._wait_for_agents(status)
     if status == errors.EXIT_USAGE:
       return status
-    if status >= 0 and self._is_lighthouse_over():
-      return None  # the lighthouse's status is the job's
+    if status >= 0 and now_s - self._ended_s.setdefault(name, now_s) < _OVER_S:
+      return None  # is the job over? The lighthouse ends after its agents.
+    self._ended_s.pop(name, None)
     del self._processes[name]
     self._num_restarts[name] += 1
     if self._num_restarts[name] > _MOST_RESTARTS:
@@ -167,12 +170,6 @@ class _Job:
     logging.warning('%s ended with %d; starting it again.', name, status)
     self._again_s[name] = now_s + _AGAIN_AFTER_S
     return None
-
-  def _is_lighthouse_over(self) -> bool:
-    process = self._processes.get('lighthouse')
-    with contextlib.suppress(subprocess.TimeoutExpired):
-      return process is not None and process.wait(_END_S) >= 0
-    return False
 
   def _wait_for_agents(self, status: int) -> int:
     deadline_s = time.monotonic() + _END_S

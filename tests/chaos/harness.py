@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -241,13 +242,13 @@ class Job:
 
   def kill_host(self, name: str) -> Fault:
     """Kills an agent and all it has started, and takes its memory away."""
-    agent = self.agent(name)
-    family = [agent, *agent.children(recursive=True)]
-    fault = self._hurt(f'loss of {name}', agent.pid, signal.SIGKILL)
-    psutil.wait_procs(family, timeout=10.0)
+    fault = self._hurt(f'loss of {name}', self.agent(name).pid, signal.SIGKILL)
+    # At once: the host that takes its place must not find it.
     for memory in self.new_shared_memory():
       if memory.endswith(f'-{name}'):
-        subprocess.run(['rm', '-rf', SHARED_MEMORY / memory], check=True)
+        gone = SHARED_MEMORY / f'gone-{memory}'
+        (SHARED_MEMORY / memory).rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
     return fault
 
   def kill_lighthouse(self) -> Fault:
