@@ -366,8 +366,8 @@ class Commit:
       ),
     )
 
-  def _new_history(self) -> tuple[list[_history.Record], list[int]]:
-    """The history with this step and without the surplus, written down."""
+  def _new_history(self) -> tuple[list[_history.Record], list[str]]:
+    """The history with this step, written down, and what it has no more."""
     place, job = self._place, self._job
     record = _history.Record(
       job.step, self._timestamp_s, place.config.type, '', dict(job.metrics)
@@ -376,25 +376,24 @@ class Commit:
       [*(r for r in job.records if r.step != job.step), record],
       key=lambda r: r.step,
     )
-    kept, surplus = apply_policy(place, records, spare=job.step)
+    # The step exists, whatever fails from here on.
+    kept, surplus = records, []
+    try:
+      kept, surplus = apply_policy(place, records, spare=job.step)
+    except OSError as e:
+      logging.warning('Step %d: old steps stay for now: %s', job.step, e)
     try:
       _history.store(self._fs, place.directory, kept)
     except OSError as e:
-      # The step exists all the same; the next start rebuilds the file.
+      # The next start rebuilds the file.
       logging.warning('Step %d: history not written: %s', job.step, e)
     return kept, surplus
 
-  def _hide(self, surplus: Sequence[int]) -> list[str]:
+  def _hide(self, surplus: Sequence[str]) -> list[str]:
     """Takes surplus steps out of sight, now that the new one is durable."""
-    if not surplus:
-      return []
     try:
-      names = _history.committed_names(self._fs, self._place.directory)
       return _sweep.hide(
-        self._fs,
-        self._place.directory,
-        [names[step] for step in surplus if step in names],
-        clock=self._place.clock,
+        self._fs, self._place.directory, surplus, clock=self._place.clock
       )
     except OSError as e:
       logging.warning('Old steps not removed, left for later: %s', e)
@@ -409,25 +408,28 @@ class Commit:
 
 def apply_policy(
   place: Place, records: Sequence[_history.Record], *, spare: int
-) -> tuple[list[_history.Record], list[int]]:
+) -> tuple[list[_history.Record], list[str]]:
   """Decides what goes; a pinned or leased step, and `spare`, never do.
 
+  Steps that somebody removed by hand are forgotten and count for nothing.
+
   Returns:
-    The records that stay and the steps that go.
+    The records that stay and the names of the directories that go.
   """
+  names = _history.committed_names(place.file_system, place.directory)
+  records = [record for record in records if record.step in names]
   decision = _sweep.decide(records, place.keep_policy)
   now_s = place.clock.now_s()
-  surplus = []
+  surplus = {}
   for step in decision.surplus:
-    path = fs.join(place.directory, _layout.step_name(step))
+    path = fs.join(place.directory, names[step])
     if step != spare and not _sweep.is_held(
       place.file_system, path, now_s=now_s
     ):
-      surplus.append(step)
-  gone = set(surplus)
+      surplus[step] = names[step]
   marked = {record.step: record for record in decision.kept}
-  kept = [marked.get(r.step, r) for r in records if r.step not in gone]
-  return kept, surplus
+  kept = [marked.get(r.step, r) for r in records if r.step not in surplus]
+  return kept, list(surplus.values())
 
 
 def _describe(error: BaseException) -> str:

@@ -331,11 +331,22 @@ def test_a_pinned_step_survives_the_sweep_until_unpinned(run):
 
 def test_a_step_removed_beside_a_live_trainer_is_forgotten_by_it(gda):
   directory = gda / 'checkpoints'
-  keep = checkpoint.KeepPolicy(max_to_keep=2)
+  keep = checkpoint.KeepPolicy(max_to_keep=3)
   with states.manager(directory, keep_policy=keep) as manager:
-    tools.remove(gda, [100])
     manager.save(300, states.plain(300))
+    tools.remove(gda, [200])
     manager.save(400, states.plain(400))
-  assert [s.step for s in tools.list_steps(gda).steps] == [300, 400]
-  with states.manager(directory, read_only=True) as reader:
-    assert reader.steps() == [300, 400]
+    # The step that is gone does not count as one of the three.
+    assert manager.steps() == [100, 300, 400]
+  assert tools.verify(gda).damage == ()
+
+
+def test_a_pinned_step_of_another_padding_survives_the_sweep(tmp_path):
+  states.save_steps(tmp_path, steps=(7,))
+  (tmp_path / 'checkpoint_00000007').rename(tmp_path / 'checkpoint_7')
+  tools.pin(tmp_path, [7])
+  keep = checkpoint.KeepPolicy(max_to_keep=1)
+  with states.manager(tmp_path, keep_policy=keep) as manager:
+    manager.save(8, states.plain(8))
+    assert manager.steps() == [7, 8]
+  assert (tmp_path / 'checkpoint_7').is_dir()
