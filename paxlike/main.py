@@ -209,7 +209,7 @@ def _train(
     job_log_dir,
     eval_input_p=resolved.eval_input_p,
     eval_on_test=values.eval_on_test,
-    restore_checkpoint_step=_steps(values)[0],
+    restore_checkpoint_step=next(iter(values.restore_checkpoint_step), None),
     **_common(values, resolved),
   )
 
@@ -219,14 +219,14 @@ def _evaluate(
 ) -> None:
   from paxlike import runners
 
-  for step in _steps(values):
-    runners.evaluate.evaluate_spmd_model(
-      resolved.task_p,
-      resolved.eval_input_p,
-      job_log_dir,
-      restore_checkpoint_step=step,
-      **_common(values, resolved),
-    )
+  runners.evaluate.evaluate_spmd_model(
+    resolved.task_p,
+    resolved.eval_input_p,
+    job_log_dir,
+    restore_checkpoint_step=values.restore_checkpoint_step,
+    follow=values.follow,
+    **_common(values, resolved),
+  )
 
 
 def _decode(
@@ -234,16 +234,16 @@ def _decode(
 ) -> None:
   from paxlike import runners
 
-  for step in _steps(values):
-    runners.decode.decode_once_spmd_model(
-      resolved.task_p,
-      resolved.decode_input_p,
-      job_log_dir,
-      restore_checkpoint_step=step,
-      decode=resolved.decode,
-      allow_random_init=values.allow_random_init,
-      **_common(values, resolved),
-    )
+  runners.decode.decode_once_spmd_model(
+    resolved.task_p,
+    resolved.decode_input_p,
+    job_log_dir,
+    restore_checkpoint_step=values.restore_checkpoint_step,
+    decode=resolved.decode,
+    allow_random_init=values.allow_random_init,
+    follow=bool(values.follow),
+    **_common(values, resolved),
+  )
 
 
 def _common(
@@ -257,10 +257,6 @@ def _common(
     if directory is None
     else fs.expand(directory),
   }
-
-
-def _steps(values: flags.FlagValues) -> Sequence[int | None]:
-  return values.restore_checkpoint_step or (None,)
 
 
 def _define() -> flags.FlagValues:
@@ -289,7 +285,7 @@ def _define() -> flags.FlagValues:
   switch(
     'follow',
     None,
-    'eval, decode: go on with new checkpoints, or do one pass',
+    'eval (default), decode: go on with new checkpoints; or one pass',
   )
   string('restore_checkpoint_dir', 'start from the checkpoints in here')
   flags.DEFINE_multi_integer(
@@ -358,11 +354,6 @@ def _check(values: flags.FlagValues) -> None:
     raise errors.UsageError(
       f'Missing {", ".join(missing)}. For example: paxlike --exp=KjvTiny '
       '--mode=train --job_log_dir=~/runs/kjv. All flags: paxlike --help'
-    )
-  if values.follow:
-    raise errors.UsageError(
-      '--follow is not there yet: eval and decode do one pass. Start the job '
-      'again for newer checkpoints.'
     )
   mode = values.mode
   if mode is not None and mode not in MODES:

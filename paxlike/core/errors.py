@@ -86,6 +86,10 @@ class PreemptedError(PaxlikeError):
   exit_status = EXIT_PREEMPTED
 
 
+class FollowedJobError(PaxlikeError):
+  """The training job that was followed failed, or vanished without a word."""
+
+
 class SyncError(PaxlikeError):
   """Processes of one job could not agree or meet."""
 

@@ -1,7 +1,7 @@
 """One decode pass: every example's outputs, on the process that writes them."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 
 import jax
 import numpy as np
@@ -30,7 +30,7 @@ class DecodeProgram:
     *,
     process_index: int = 0,
     process_count: int = 1,
-  ) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+  ) -> Generator[tuple[int, dict[str, np.ndarray]], None, None]:
     """Decodes some batches.
 
     Args:

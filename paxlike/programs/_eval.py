@@ -29,7 +29,7 @@ class EvalResult:
   metrics: Mapping[str, metrics.WeightedScalar]
   num_examples: int
 
-  def scalars(self) -> dict[str, float]:
+  def scalars(self) -> dict[str, float | int]:
     """The metrics and the count as plain numbers."""
     values = {name: float(m.value) for name, m in self.metrics.items()}
     return {**values, 'num_examples': self.num_examples}

@@ -1,18 +1,24 @@
 """Evaluations of one state on several inputs, and where they are written."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import logging
 
 from paxlike import inputs, programs, reporting, tasks
 from paxlike.core import typing as ptyping
+from paxlike.runners import _journal, _table
 from paxlike.runners import session as sessions
+
+_PREFIX = 'eval_test'
 
 
 class TestSets:
-  """Evaluates test inputs, writes `eval_test_<input>`; a context."""
+  """Evaluates test inputs, writes `eval_test_<input>`; a context.
+
+  A step has one line of results at any time: a new one takes its place.
+  """
 
   # Not a test case, whatever its name looks like to a test runner.
   __test__ = False
@@ -22,42 +28,92 @@ class TestSets:
     session: sessions.Session,
     sources: Sequence[inputs.Input],
     *,
-    start_step: int | None,
+    start_step: int | None = None,
+    on_batch: Callable[[], None] | None = None,
   ):
+    """Opens what is written to.
+
+    Args:
+      session: The job.
+      sources: The inputs.
+      start_step: Updates done when this training job started: later results
+        are dropped. None, in an eval job, keeps all.
+      on_batch: Called before each batch, such as to stop by raising.
+    """
     self._session = session
-    self._sources = sources
+    self._sources = {source.name: source for source in sources}
     self._program = programs.EvalProgram(session.task, session.partitioner)
-    self._writers = {
-      source.name: reporting.SummaryWriter(
-        session.job_log_dir,
-        f'eval_test_{source.name}',
-        enabled=session.is_writer,
-        start_step=start_step,
-      )
-      for source in sources
-    }
+    self._on_batch = on_batch
+    self.journal = _journal.Journal(
+      session.job_log_dir, _PREFIX, list(self._sources)
+    )
+    self._stack = contextlib.ExitStack()
+    self._writers = {}
+    for name in self._sources:
+      if start_step is not None:
+        self.journal.forget_from(name, start_step + 1)
+      # What has no line was not finished: its events, if any, are dropped.
+      self._open(name, self.journal.last_step(name))
 
   def run(
-    self, step: int, eval_vars: ptyping.PyTree
+    self,
+    step: int,
+    eval_vars: ptyping.PyTree,
+    *,
+    saved_s: float | None = None,
+    names: Sequence[str] | None = None,
   ) -> dict[str, programs.EvalResult]:
-    """Evaluates the variables of `step` on every input."""
+    """Evaluates the variables of `step`.
+
+    Args:
+      step: Updates done.
+      eval_vars: The variables.
+      saved_s: When their checkpoint was saved; None if they are of none.
+      names: On which inputs; None for all.
+    """
     results = {}
-    for source in self._sources:
-      with self._session.world.progress.phase(f'eval {source.name}'):
-        result = self._program.run(eval_vars, source)
-      results[source.name] = result
-      self._writers[source.name].scalars(step, result.scalars())
-      self._writers[source.name].flush()
-      logging.info('%s', summary_line(step, source.name, result))
+    for name in self._sources if names is None else names:
+      with self._session.world.progress.phase(f'eval {name}'):
+        results[name] = self._program.run(
+          eval_vars, self._sources[name], on_batch=self._on_batch
+        )
+      self._write(step, name, results[name], saved_s)
     return results
+
+  def _write(
+    self,
+    step: int,
+    name: str,
+    result: programs.EvalResult,
+    saved_s: float | None,
+  ) -> None:
+    if saved_s is not None and self.journal.is_started_over(
+      name, step, saved_s
+    ):
+      self.journal.forget_from(name, step)
+      self._writers[name].close()
+      self._open(name, max(step - 1, 0))
+    facts = {} if saved_s is None else {_journal.SAVED_S: saved_s}
+    self._writers[name].scalars(step, result.scalars(), facts=facts)
+    self._writers[name].flush()
+    self.journal.mark(name, step, saved_s)
+
+  def _open(self, name: str, start_step: int) -> None:
+    self._writers[name] = self._stack.enter_context(
+      reporting.SummaryWriter(
+        self._session.job_log_dir,
+        f'{_PREFIX}_{name}',
+        enabled=self._session.is_writer,
+        start_step=start_step,
+        one_line_a_step=True,
+      )
+    )
 
   def __enter__(self) -> 'TestSets':
     return self
 
   def __exit__(self, *exception: object) -> None:
-    with contextlib.ExitStack() as stack:
-      for writer in self._writers.values():
-        stack.callback(writer.close)
+    self._stack.close()
 
 
 class Evaluations:
@@ -104,7 +160,8 @@ class Evaluations:
       result = self._program.run_batch(state.eval_vars, batch)
     self._writer.scalars(step, result.scalars())
     self._writer.flush()
-    self._tests.run(step, state.eval_vars)
+    for name, found in self._tests.run(step, state.eval_vars).items():
+      logging.info('%s', _table.line(step, name, found))
 
   def __enter__(self) -> 'Evaluations':
     return self
@@ -112,11 +169,3 @@ class Evaluations:
   def __exit__(self, *exception: object) -> None:
     with self._tests:
       self._writer.close()
-
-
-def summary_line(step: int, name: str, result: programs.EvalResult) -> str:
-  """One line for a person: the metrics of one evaluation."""
-  values = result.scalars()
-  count = int(values.pop('num_examples'))
-  shown = '  '.join(f'{key} {value:.5g}' for key, value in values.items())
-  return f'step {step}  {name}: {shown}  ({count} examples)'

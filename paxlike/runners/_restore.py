@@ -16,10 +16,15 @@ class EvalVars:
   Attributes:
     step: Updates done before; what the results are labelled with.
     mdl_vars: The variables, with averaged parameters where kept.
+    saved_s: When the checkpoint was saved, seconds since 1970 UTC: with the
+      step it tells two checkpoints apart. None if there is no checkpoint.
+    bytes_read: Bytes of arrays that this process read.
   """
 
   step: int
   mdl_vars: ptyping.PyTree
+  saved_s: float | None = None
+  bytes_read: int = 0
 
 
 def reader(
@@ -34,31 +39,10 @@ def reader(
   )
 
 
-def eval_vars(
-  session: sessions.Session,
-  *,
-  directory: str | None = None,
-  step: int | None = None,
-  allow_random_init: bool = False,
-) -> EvalVars:
-  """Restores what is evaluated, without reading the optimizer's state.
-
-  Args:
-    session: The job.
-    directory: Directory of checkpoints; None: the job's own.
-    step: Which of them; None: the newest.
-    allow_random_init: Whether fresh parameters will do if there is none.
-
-  Raises:
-    CheckpointNotFoundError: There is no such checkpoint.
-  """
-  where = directory or session.checkpoint_dir
-  with reader(session, where) as manager:
-    if manager.latest_step() is None and allow_random_init:
-      logging.warning('No checkpoint in %s: using FRESH parameters.', where)
-      program = programs.TrainProgram(session.task, session.partitioner)
-      return EvalVars(step=0, mdl_vars=program.init_state().eval_vars)
-    return restore_step(session, manager, step)
+def fresh(session: sessions.Session) -> EvalVars:
+  """Variables that have learnt nothing."""
+  program = programs.TrainProgram(session.task, session.partitioner)
+  return EvalVars(step=0, mdl_vars=program.init_state().eval_vars)
 
 
 def restore_step(
@@ -66,15 +50,36 @@ def restore_step(
   manager: checkpoint.CheckpointManager,
   step: int | None,
 ) -> EvalVars:
-  """Restores the variables of one step from an open manager."""
+  """Restores what is evaluated of one step, not the optimizer's state.
+
+  Args:
+    session: The job.
+    manager: Where from; opened by `reader`.
+    step: Which one; None is the newest.
+
+  Raises:
+    CheckpointNotFoundError: There is no such checkpoint.
+    CheckpointDamagedError: Its bytes are not those that were written.
+    RestoreMismatchError: It is of another model.
+  """
   state = programs.abstract_state(session.task, session.partitioner)
   mdl_vars = dict(state.mdl_vars)
   target = {'mdl_vars': mdl_vars}
   if 'ema' in state.extra:
     del mdl_vars['params']
     target['extra'] = {'ema': state.extra['ema']}
+  manager.steps()  # so that the records are of now
   restored = manager.restore(target, step=step, allow_extra='.*')
   found = dict(restored.state['mdl_vars'])
   if 'ema' in state.extra:
     found['params'] = restored.state['extra']['ema']
-  return EvalVars(step=restored.step, mdl_vars=found)
+  times = {record.step: record.timestamp_s for record in manager.records()}
+  logging.info(
+    'Read %d bytes of step %d.', restored.report.bytes_read, restored.step
+  )
+  return EvalVars(
+    step=restored.step,
+    mdl_vars=found,
+    saved_s=times.get(restored.step),
+    bytes_read=restored.report.bytes_read,
+  )

@@ -1,4 +1,4 @@
-"""The decode job: key/value outputs of a checkpoint for every decode input."""
+"""The decode job: key/value outputs of checkpoints for every decode input."""
 
 import contextlib
 import dataclasses
@@ -6,13 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from absl import logging
 
-from paxlike import inputs, programs, reporting
+from paxlike import inputs, programs, reporting, tasks
 from paxlike.core import errors, metrics
-from paxlike.core import typing as ptyping
-from paxlike.runners import _restore
+from paxlike.runners import _follow, _journal, _restore
 from paxlike.runners import session as sessions
+
+_PREFIX = 'decode_test'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,13 +38,17 @@ def decode_once_spmd_model(
   job_log_dir: str,
   checkpoint_p: Any = None,
   restore_checkpoint_dir: str | None = None,
-  restore_checkpoint_step: int | None = None,
+  restore_checkpoint_step: int | Sequence[int] | None = None,
   *,
   mesh_p: Any = None,
   decode: Any = None,
   allow_random_init: bool = False,
-) -> DecodeResult:
-  """Decodes every decode input once and writes key/value pairs.
+  follow: bool = False,
+) -> list[DecodeResult]:
+  """Decodes every decode input and writes key/value pairs.
+
+  A decode that was killed goes on where it was, if it is of the same
+  checkpoint, input and settings.
 
   Args:
     task_p: Config of a task, or a task.
@@ -50,19 +56,25 @@ def decode_once_spmd_model(
     job_log_dir: Where everything of the job goes.
     checkpoint_p: How checkpoints are read; None: the defaults.
     restore_checkpoint_dir: Directory of checkpoints; None: the job's own.
-    restore_checkpoint_step: Which of them; None: the newest.
+    restore_checkpoint_step: Which of them, or several; None: the newest.
     mesh_p: How the job is split over devices; None: all in `data`.
     decode: Config of how outputs are written; None: the defaults.
     allow_random_init: Decode with fresh parameters if there is no checkpoint,
       as to try out a pipeline; else that is an error.
+    follow: Whether to decode with each checkpoint as it comes, leaving out
+      those that are done, until training has ended.
 
   Returns:
-    Where the outputs are, and the metrics.
+    Where the outputs are, and the metrics, of each step decoded here.
 
   Raises:
     CheckpointNotFoundError: There is no checkpoint to decode with.
     ConfigError: Some value is nonsense.
+    FollowedJobError: The training job failed or vanished; all checkpoints
+      that it left are decoded.
   """
+  steps = _follow.as_steps(restore_checkpoint_step)
+  _follow.check(follow, steps)
   session = sessions.build(
     'decode', task_p, job_log_dir, mesh_p=mesh_p, checkpoint_p=checkpoint_p
   )
@@ -71,113 +83,192 @@ def decode_once_spmd_model(
     raise errors.ConfigError(
       'The experiment has no decode inputs: give it decode_input_p().'
     )
-  with session.status() as progress:
-    restored = _restore.eval_vars(
-      session,
-      directory=restore_checkpoint_dir,
-      step=restore_checkpoint_step,
-      allow_random_init=allow_random_init,
-    )
-    progress.step = restored.step
-    decoder = Decoder(session, sessions.built(decode))
-    return decoder.run(restored.step, restored.mdl_vars, sources)
+  found = []
+  with contextlib.ExitStack() as stack:
+    progress = stack.enter_context(session.status())
+    decoder = Decoder(session, sources, sessions.built(decode))
+    if follow:
+      checkpoints = _follow.follow(
+        session, decoder.journal, directory=restore_checkpoint_dir
+      )
+    else:
+      checkpoints = _follow.asked(
+        session,
+        decoder.journal.names,
+        directory=restore_checkpoint_dir,
+        steps=steps,
+        allow_random_init=allow_random_init,
+      )
+    for due in stack.enter_context(contextlib.closing(checkpoints)):
+      progress.step = due.eval_vars.step
+      found.append(decoder.run(due.eval_vars, due.names))
+      del due  # or the variables of two steps would be in memory
+  return found
 
 
 class Decoder:
-  """Decodes inputs and writes what came out; compiled once a batch shape."""
+  """Decodes inputs and writes what came out; compiled once a batch shape.
+
+  Attributes:
+    journal: Which checkpoints are done.
+  """
 
   def __init__(
     self,
     session: sessions.Session,
+    sources: Sequence[inputs.Input],
     params: reporting.DecodeParams | None = None,
   ):
     self._session = session
+    self._sources = {source.name: source for source in sources}
+    for source in sources:
+      if source.num_batches is None:
+        raise errors.ConfigError(
+          f'Decode input {source.name} has no end: set its '
+          'eval_loop_num_batches.'
+        )
     self._params = params or reporting.DecodeParams()
     self._program = programs.DecodeProgram(session.task, session.partitioner)
+    self.journal = _journal.Journal(
+      session.job_log_dir,
+      _PREFIX,
+      list(self._sources),
+      is_unfinished=lambda name, step: reporting.is_unfinished(
+        session.job_log_dir, name, step
+      ),
+    )
 
   def run(
-    self,
-    step: int,
-    mdl_vars: ptyping.PyTree,
-    sources: Sequence[inputs.Input],
+    self, eval_vars: _restore.EvalVars, names: Sequence[str]
   ) -> DecodeResult:
-    """Decodes every input with the variables of `step`."""
+    """Decodes the inputs of these names."""
     paths, found = {}, {}
-    for source in sources:
-      with self._session.world.progress.phase(f'decode {source.name}'):
-        paths[source.name], found[source.name] = self._run_one(
-          step, mdl_vars, source
-        )
-    return DecodeResult(step=step, paths=paths, metrics=found)
-
-  def _run_one(
-    self, step: int, mdl_vars: ptyping.PyTree, source: inputs.Input
-  ) -> tuple[str, dict[str, metrics.WeightedScalar]]:
-    session = self._session
-    if source.num_batches is None:
-      raise errors.ConfigError(
-        f'Decode input {source.name} has no end: set its eval_loop_num_batches.'
+    for name in names:
+      with self._session.world.progress.phase(f'decode {name}'):
+        one = _OneDecode(self._session, self._sources[name], eval_vars)
+        paths[name] = one.run(self._program, self._params)
+      found[name] = one.metrics
+      self.journal.mark(name, eval_vars.step, eval_vars.saved_s)
+      logging.info(
+        'Decoded %s with step %d to %s.  %s',
+        name,
+        eval_vars.step,
+        paths[name],
+        '  '.join(f'{tag} {m.value:.5g}' for tag, m in one.metrics.items()),
       )
+    return DecodeResult(step=eval_vars.step, paths=paths, metrics=found)
+
+
+class _OneDecode:
+  """One pass over one input with one checkpoint.
+
+  Attributes:
+    metrics: Over the examples of all processes, and of killed runs before.
+  """
+
+  def __init__(
+    self,
+    session: sessions.Session,
+    source: inputs.Input,
+    eval_vars: _restore.EvalVars,
+  ):
+    self.metrics: dict[str, metrics.WeightedScalar] = {}
+    self._session = session
+    self._source = source
+    self._eval_vars = eval_vars
+    self._world = session.world.scoped(f'decode/{source.name}/{eval_vars.step}')
+
+  def run(
+    self, program: programs.DecodeProgram, params: reporting.DecodeParams
+  ) -> str:
+    """Decodes and writes; returns the path of this process's outputs."""
+    session, source = self._session, self._source
+    assert source.num_batches is not None
     writer = reporting.KeyValueWriter(
       session.job_log_dir,
       source.name,
-      step=step,
+      step=self._eval_vars.step,
       num_batches=source.num_batches,
-      file_format=self._params.format,
-      fingerprint=source.fingerprint,
-      batches_per_commit=self._params.batches_per_commit,
+      file_format=params.format,
+      fingerprint=self._fingerprint(),
+      batches_per_commit=params.batches_per_commit,
       world=session.world,
     )
-    totals = metrics.Accumulator()
-    for position, rows in self._program.run(
-      mdl_vars,
-      source,
-      writer.pending(),
-      process_index=session.world.process_index,
-      process_count=session.world.process_count,
-    ):
-      decoded = session.task.process_decode_out(source, rows)
-      totals.add(decoded.metrics)
-      writer.write(position, decoded.pairs)
-    path = writer.finish()
-    found = self._merged(step, source, totals)
-    self._report(step, source, found)
-    logging.info('Decoded %s with step %d to %s.', source.name, step, path)
-    return path, found
-
-  def _merged(
-    self, step: int, source: inputs.Input, totals: metrics.Accumulator
-  ) -> dict[str, metrics.WeightedScalar]:
-    """The metrics over the rows of all processes."""
-    mine = {
-      name: (float(m.value), float(m.weight))
-      for name, m in totals.result().items()
-    }
-    parts = self._session.world.gather(
-      f'decode/{source.name}/{step}/metrics', json.dumps(mine).encode()
-    )
-    return metrics.combine(
-      {
-        name: metrics.WeightedScalar(value=value, weight=weight)
-        for name, (value, weight) in json.loads(part).items()
-      }
-      for part in parts
-    )
-
-  def _report(
-    self,
-    step: int,
-    source: inputs.Input,
-    found: Mapping[str, metrics.WeightedScalar],
-  ) -> None:
     with contextlib.closing(
-      reporting.SummaryWriter(
-        self._session.job_log_dir,
-        f'decode_test_{source.name}',
-        enabled=self._session.is_writer,
-        start_step=None,
+      program.run(
+        self._eval_vars.mdl_vars,
+        source,
+        writer.pending(),
+        process_index=session.world.process_index,
+        process_count=session.world.process_count,
       )
+    ) as batches:
+      for position, rows in batches:
+        _follow.stop_if_asked(session)
+        decoded = session.task.process_decode_out(source, rows)
+        writer.write(position, decoded.pairs, note=_note(decoded))
+    return writer.finish(report=self._report)
+
+  def _fingerprint(self) -> str:
+    """What the outputs depend on: with another one they are made anew."""
+    return json.dumps(
+      {
+        'input': self._source.fingerprint,
+        'checkpoint': self._eval_vars.saved_s,
+        'settings': self._session.task.decode_settings,
+      }
+    )
+
+  def _report(self, notes: list[Any]) -> None:
+    """Puts the metrics of all examples into the summaries."""
+    parts = self._world.gather('notes', json.dumps(notes).encode())
+    totals, statistics = _merged(
+      [note for part in parts for note in json.loads(part)]
+    )
+    task = self._session.task
+    self.metrics = {**totals, **task.derive_decoded(totals, statistics)}
+    saved_s = self._eval_vars.saved_s
+    with reporting.SummaryWriter(
+      self._session.job_log_dir,
+      f'{_PREFIX}_{self._source.name}',
+      enabled=self._session.is_writer,
+      start_step=None,
+      one_line_a_step=True,
     ) as summaries:
       summaries.scalars(
-        step, {name: float(m.value) for name, m in found.items()}
+        self._eval_vars.step,
+        {name: float(m.value) for name, m in self.metrics.items()},
+        facts={} if saved_s is None else {_journal.SAVED_S: saved_s},
       )
+
+
+def _note(decoded: tasks.Decoded) -> dict[str, Any]:
+  """What a batch adds to the metrics, as JSON."""
+  return {
+    'metrics': {
+      name: (float(m.value), float(m.weight))
+      for name, m in decoded.metrics.items()
+    },
+    'statistics': {
+      name: np.asarray(value).tolist()
+      for name, value in decoded.statistics.items()
+    },
+  }
+
+
+def _merged(
+  notes: Sequence[Mapping[str, Any]],
+) -> tuple[dict[str, metrics.WeightedScalar], dict[str, np.ndarray]]:
+  """Metrics and statistics over the batches of all notes."""
+  totals = metrics.combine(
+    {
+      name: metrics.WeightedScalar(value=float(value), weight=float(weight))
+      for name, (value, weight) in note['metrics'].items()
+    }
+    for note in notes
+  )
+  statistics: dict[str, np.ndarray] = {}
+  for note in notes:
+    for name, value in note['statistics'].items():
+      statistics[name] = np.asarray(statistics.get(name, 0) + np.asarray(value))
+  return totals, statistics

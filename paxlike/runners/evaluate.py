@@ -1,22 +1,24 @@
 """The eval job: evaluates checkpoints until training has ended."""
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paxlike import programs
 from paxlike.core import errors
-from paxlike.runners import _evaluations, _restore
+from paxlike.runners import _evaluations, _follow, _table
 from paxlike.runners import session as sessions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EvaluateResult:
-  """What the eval job found.
+  """What the eval job found at one step.
 
   Attributes:
-    step: The last step that was evaluated.
-    results: What was found at it, by input name.
+    step: Updates done.
+    results: What was found, by input name.
   """
 
   step: int
@@ -29,11 +31,12 @@ def evaluate_spmd_model(
   job_log_dir: str,
   checkpoint_p: Any = None,
   restore_checkpoint_dir: str | None = None,
-  restore_checkpoint_step: int | None = None,
+  restore_checkpoint_step: int | Sequence[int] | None = None,
   *,
   mesh_p: Any = None,
-) -> EvaluateResult:
-  """Evaluates a checkpoint on every test input.
+  follow: bool | None = None,
+) -> list[EvaluateResult]:
+  """Evaluates checkpoints on every test input.
 
   Args:
     task_p: Config of a task, or a task.
@@ -41,16 +44,25 @@ def evaluate_spmd_model(
     job_log_dir: Where everything of the job goes.
     checkpoint_p: How checkpoints are read; None: the defaults.
     restore_checkpoint_dir: Directory of checkpoints; None: the job's own.
-    restore_checkpoint_step: Which of them; None: the newest.
+    restore_checkpoint_step: Which of them, or several; None: the newest.
     mesh_p: How the job is split over devices; None: all in `data`.
+    follow: Whether to evaluate each checkpoint as it comes, leaving out those
+      that have results, until training has ended. None: unless a directory or
+      a step is given.
 
   Returns:
-    What was found.
+    What was found at each step evaluated here, in that order.
 
   Raises:
     CheckpointNotFoundError: There is no checkpoint to evaluate.
     ConfigError: Some value is nonsense.
+    FollowedJobError: The training job failed or vanished; all checkpoints
+      that it left are evaluated.
   """
+  steps = _follow.as_steps(restore_checkpoint_step)
+  if follow is None:
+    follow = restore_checkpoint_dir is None and steps == (None,)
+  _follow.check(follow, steps)
   session = sessions.build(
     'eval', task_p, job_log_dir, mesh_p=mesh_p, checkpoint_p=checkpoint_p
   )
@@ -60,14 +72,34 @@ def evaluate_spmd_model(
       'The experiment has no inputs to evaluate: input_p() gives none with '
       'is_training=False.'
     )
-  with (
-    session.status() as progress,
-    _evaluations.TestSets(session, sources, start_step=None) as tests,
-  ):
-    restored = _restore.eval_vars(
-      session, directory=restore_checkpoint_dir, step=restore_checkpoint_step
+  found = []
+  with contextlib.ExitStack() as stack:
+    progress = stack.enter_context(session.status())
+    stop = functools.partial(_follow.stop_if_asked, session)
+    tests = stack.enter_context(
+      _evaluations.TestSets(session, sources, on_batch=stop)
     )
-    progress.step = restored.step
-    return EvaluateResult(
-      step=restored.step, results=tests.run(restored.step, restored.mdl_vars)
-    )
+    if follow:
+      checkpoints = _follow.follow(
+        session, tests.journal, directory=restore_checkpoint_dir
+      )
+    else:
+      checkpoints = _follow.asked(
+        session,
+        tests.journal.names,
+        directory=restore_checkpoint_dir,
+        steps=steps,
+      )
+    for due in stack.enter_context(contextlib.closing(checkpoints)):
+      progress.step = due.eval_vars.step
+      results = tests.run(
+        due.eval_vars.step,
+        due.eval_vars.mdl_vars,
+        saved_s=due.eval_vars.saved_s,
+        names=due.names,
+      )
+      if session.is_writer:
+        _table.show(progress.step, results)
+      found.append(EvaluateResult(step=progress.step, results=results))
+      del due  # or the variables of two steps would be in memory
+  return found

@@ -23,6 +23,11 @@ class TrainParams:
     eval_interval_steps: Updates between two evaluations inside training.
     decode_interval_steps: Updates between two decodes inside training; None
       decodes only in the decode job.
+    follow_policy: Which checkpoints jobs that follow the training take: 'all'
+      of them in order, or always the 'latest', leaving out what came while
+      they were busy. The last one is always taken.
+    follow_timeout_s: Seconds that such a job waits for a training job that
+      says nothing more, because it was killed or preempted.
     max_inflight_steps: Steps handed to the device before the host waits.
     random_seed: Seed of initial parameters and of dropout.
     on_nonfinite: A NaN or infinite loss or gradient: 'stop' keeps the last
@@ -38,6 +43,8 @@ class TrainParams:
   norm_summary_interval_steps: int | None = None
   eval_interval_steps: int = 1000
   decode_interval_steps: int | None = None
+  follow_policy: str = 'latest'
+  follow_timeout_s: float = 900.0
   max_inflight_steps: int = 2
   random_seed: int = 0
   on_nonfinite: str = 'stop'
@@ -70,6 +77,16 @@ class TrainParams:
       raise errors.ConfigError(
         f'task_p.train.norm_summary_interval_steps is {norms}, must be a '
         f'multiple of summary_interval_steps ({summaries}).'
+      )
+    if self.follow_policy not in ('latest', 'all'):
+      raise errors.ConfigError(
+        f'task_p.train.follow_policy is {self.follow_policy!r}, must be '
+        "'latest' or 'all'."
+      )
+    if not self.follow_timeout_s > 0:
+      raise errors.ConfigError(
+        f'task_p.train.follow_timeout_s is {self.follow_timeout_s}, must be '
+        '> 0.'
       )
     if self.on_nonfinite not in ('stop', 'skip'):
       raise errors.ConfigError(

@@ -1,0 +1,326 @@
+"""Checkpoints to evaluate or decode: those asked for, or each as it comes.
+
+Promises of a follower: each checkpoint once, in order, the final one always;
+it ends when training has ended and nothing is left. What is done is known by
+the journal, so a restart repeats and skips nothing. Process 0 looks and
+decides for all. Nothing is written where the checkpoints are but a lease on
+the one being read, and where that is forbidden it does without.
+"""
+
+import collections
+import contextlib
+import dataclasses
+import json
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+from absl import logging
+
+from paxlike import checkpoint, sync
+from paxlike.core import clock as clocks
+from paxlike.core import errors, fs
+from paxlike.runners import _journal, _restore, _trainer
+from paxlike.runners import session as sessions
+
+_LOCAL_POLL_S = 0.5
+_REMOTE_POLL_S = 5.0
+# How long process 0 looks before it tells the others that there is nothing.
+_ROUND_S = 5.0
+_RETRY_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+_MAX_DAMAGED_READS = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Due:
+  """A checkpoint to work on.
+
+  Attributes:
+    eval_vars: Its variables.
+    names: The inputs that it is not done for.
+  """
+
+  eval_vars: _restore.EvalVars
+  names: tuple[str, ...]
+
+
+def as_steps(step: int | Sequence[int] | None) -> tuple[int | None, ...]:
+  """The steps asked for; (None,) for the newest."""
+  if step is None or isinstance(step, int):
+    return (step,)
+  return tuple(step) or (None,)
+
+
+def check(follow: bool, steps: Sequence[int | None]) -> None:
+  """Refuses to follow from given steps on.
+
+  Raises:
+    UsageError: Both are asked for.
+  """
+  if follow and any(step is not None for step in steps):
+    raise errors.UsageError(
+      f'--follow takes every checkpoint as it comes, so it cannot go with '
+      f'--restore_checkpoint_step={steps[0]}. Leave one of them out.'
+    )
+
+
+def asked(
+  session: sessions.Session,
+  names: Sequence[str],
+  *,
+  directory: str | None,
+  steps: Sequence[int | None],
+  allow_random_init: bool = False,
+) -> Generator[Due, None, None]:
+  """One pass: the steps that were asked for, in that order.
+
+  Args:
+    session: The job.
+    names: The inputs.
+    directory: Directory of checkpoints; None: the job's own.
+    steps: Which ones; None is the newest.
+    allow_random_init: Whether fresh parameters will do if there is none.
+
+  Raises:
+    CheckpointNotFoundError: There is no such checkpoint.
+  """
+  where = directory or session.checkpoint_dir
+  with _restore.reader(session, where) as manager:
+    if allow_random_init and manager.latest_step() is None:
+      logging.warning('No checkpoint in %s: using FRESH parameters.', where)
+      yield Due(_restore.fresh(session), tuple(names))
+      return
+    for step in steps:
+      yield Due(_restore.restore_step(session, manager, step), tuple(names))
+
+
+def follow(
+  session: sessions.Session,
+  journal: _journal.Journal,
+  *,
+  directory: str | None = None,
+  clock: clocks.Clock = clocks.SYSTEM,
+) -> Generator[Due, None, None]:
+  """Every checkpoint, as it comes, until training has ended.
+
+  Args:
+    session: The job; its task says which checkpoints and how long to wait.
+    journal: What is done; whoever works on a checkpoint marks it there.
+    directory: Directory of checkpoints; None: the job's own. Beside it is the
+      status of the training job.
+    clock: Where time comes from.
+
+  Raises:
+    FollowedJobError: Training failed or vanished, or its last checkpoint is
+      damaged. All that could be worked on has been.
+    PreemptedError: This job was asked to stop.
+  """
+  with _restore.reader(session, directory or session.checkpoint_dir) as manager:
+    follower = _Follower(session, journal, manager, clock)
+    with contextlib.closing(follower):
+      yield from follower.run()
+
+
+class _Follower:
+  """The loop of one follower, the same on every process."""
+
+  def __init__(
+    self,
+    session: sessions.Session,
+    journal: _journal.Journal,
+    manager: checkpoint.CheckpointManager,
+    clock: clocks.Clock,
+  ):
+    self._session = session
+    self._manager = manager
+    self._clock = clock
+    self._world = session.world.scoped('follow')
+    self._num_reads: collections.Counter[int] = collections.Counter()
+    self._watch = (
+      _Watch(session, journal, manager.directory, clock)
+      if session.is_writer
+      else None
+    )
+
+  def run(self) -> Iterator[Due]:
+    """Yields what is due until training has ended."""
+    number = 0
+    while True:
+      stop_if_asked(self._session)
+      number += 1
+      decision = self._decide(number)
+      if 'end' in decision:
+        if decision['end']:
+          raise errors.FollowedJobError(decision['end'])
+        return
+      if 'step' not in decision:
+        continue
+      eval_vars = self._restore(decision['step'])
+      if eval_vars is not None:
+        eval_vars = dataclasses.replace(eval_vars, saved_s=decision['saved_s'])
+        yield Due(eval_vars, tuple(decision['names']))
+        del eval_vars  # or two would be in memory
+
+  def close(self) -> None:
+    """Lets go of what was opened."""
+    if self._watch is not None:
+      self._watch.close()
+
+  def _decide(self, number: int) -> dict[str, Any]:
+    """What process 0 finds there is to do, on every process."""
+    message = None
+    if self._watch is not None:
+      message = json.dumps(self._watch.wait(_ROUND_S)).encode()
+    return json.loads(self._world.broadcast(f'decision/{number}', message))
+
+  def _restore(self, step: int) -> _restore.EvalVars | None:
+    """The variables of a step; None if it is gone, damaged, or to be retried.
+
+    Every process sees the same error, or none.
+    """
+    self._num_reads[step] += 1
+    num_reads = self._num_reads[step]
+    try:
+      return _restore.restore_step(self._session, self._manager, step)
+    except errors.CheckpointNotFoundError:
+      logging.info('Step %d was deleted before it could be read.', step)
+      self._pause(_LOCAL_POLL_S)
+    except errors.RestoreMismatchError:
+      raise
+    except errors.CheckpointDamagedError as error:
+      if num_reads >= _MAX_DAMAGED_READS:
+        logging.error('Step %d is DAMAGED and passed over: %s', step, error)
+        if self._watch is not None:
+          self._watch.pass_over(step)
+    except (errors.CheckpointError, OSError) as error:
+      if num_reads > len(_RETRY_S):
+        raise
+      wait_s = _RETRY_S[num_reads - 1]
+      logging.warning(
+        'Step %d cannot be read (%s); again in %g s.', step, error, wait_s
+      )
+      self._pause(wait_s)
+    return None
+
+  def _pause(self, duration_s: float) -> None:
+    if self._watch is not None:  # the others wait for what it finds
+      self._clock.sleep_s(duration_s)
+
+
+class _Watch:
+  """What process 0 sees: checkpoints and the training job."""
+
+  def __init__(
+    self,
+    session: sessions.Session,
+    journal: _journal.Journal,
+    directory: str,
+    clock: clocks.Clock,
+  ):
+    train = session.task.train
+    self._session = session
+    self._journal = journal
+    self._directory = directory
+    self._clock = clock
+    self._policy = train.follow_policy
+    self._fs = fs.for_path(directory)
+    self._poll_s = _REMOTE_POLL_S if fs.is_remote(directory) else _LOCAL_POLL_S
+    # One of its own, since the other one's looks are all processes'.
+    self._manager = checkpoint.CheckpointManager(
+      directory,
+      config=session.checkpoint_config,
+      world=sync.SoloWorld(),
+      read_only=True,
+    )
+    self._names: list[str] | None = None
+    self._records: list[checkpoint.Record] = []
+    self._passed_over: set[tuple[int, float]] = set()
+    self._trainer = _trainer.Trainer(
+      fs.parent_dir(directory),
+      num_train_steps=train.num_train_steps,
+      timeout_s=train.follow_timeout_s,
+      clock=clock,
+    )
+
+  def wait(self, duration_s: float) -> dict[str, Any]:
+    """Waits until there is something to do, at most so long.
+
+    Returns:
+      {'step', 'saved_s', 'names'} of a checkpoint to work on; or {'end':
+      what is wrong or ''}; or nothing.
+    """
+    until_s = self._clock.monotonic_s() + duration_s
+    while True:
+      # Before the steps: one that has ended has saved its last before.
+      end = self._trainer.look()
+      self._look(is_last=end is not None)
+      due = self._due()
+      if due is not None:
+        return due
+      if end is not None:
+        return {'end': end.error or self._final_error()}
+      is_asked = bool(self._session.world.stop.requested())
+      if is_asked or self._clock.monotonic_s() >= until_s:
+        return {}
+      self._clock.sleep_s(self._poll_s)
+
+  def pass_over(self, step: int) -> None:
+    """Leaves a checkpoint alone from now on."""
+    self._passed_over |= {_id(r) for r in self._records if r.step == step}
+
+  def close(self) -> None:
+    """Lets go of what was opened."""
+    self._manager.close()
+
+  def _look(self, *, is_last: bool) -> None:
+    """Brings the records up to date, with one listing if nothing is new."""
+    try:
+      names = self._fs.list_dir(self._directory)
+    except FileNotFoundError:
+      names = []
+    except OSError as error:
+      logging.warning('%s cannot be listed: %s', self._directory, error)
+      return
+    # In a store a step may be committed without a new name.
+    if names == self._names and self._fs.atomic_rename and not is_last:
+      return
+    self._manager.steps()
+    self._names, self._records = names, self._manager.records()
+
+  def _due(self) -> dict[str, Any] | None:
+    records = [r for r in self._records if _id(r) not in self._passed_over]
+    for record in records[-1:] if self._policy == 'latest' else records:
+      names = self._journal.missing(record)
+      if names:
+        return {
+          'step': record.step,
+          'saved_s': record.timestamp_s,
+          'names': names,
+        }
+    return None
+
+  def _final_error(self) -> str:
+    """What is wrong with the last checkpoint, now that training is done."""
+    if self._records and _id(self._records[-1]) in self._passed_over:
+      return (
+        f'The last checkpoint, step {self._records[-1].step} in '
+        f'{self._directory}, is damaged. See: paxlike ckpt verify '
+        f'{self._directory}'
+      )
+    return ''
+
+
+def _id(record: checkpoint.Record) -> tuple[int, float]:
+  """Tells two checkpoints apart, those of one step too."""
+  return record.step, record.timestamp_s
+
+
+def stop_if_asked(session: sessions.Session) -> None:
+  """Ends the job where all its processes do, if it was asked to stop.
+
+  Raises:
+    PreemptedError: It was.
+  """
+  if session.world.stop.poll():
+    raise errors.PreemptedError(
+      'Stopped on request; start the job again, it goes on where it was.'
+    )

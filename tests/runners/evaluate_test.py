@@ -1,0 +1,188 @@
+import io
+
+import numpy as np
+import pytest
+
+from paxlike import inputs, programs, reporting
+from paxlike.core import errors, metrics
+from paxlike.runners import _restore, _table, evaluate, session, train
+from tests.fakes import tiny_task
+
+
+def make_task(**knobs):
+  return tiny_task.make_task(
+    **{'num_train_steps': 4, 'save_max_to_keep': None, **knobs}
+  )
+
+
+def train_in(directory, task, **options):
+  return train.train_and_evaluate_spmd_model(
+    task, tiny_task.make_input(), str(directory), **options
+  )
+
+
+def evaluate_in(directory, task, sources, **options):
+  return evaluate.evaluate_spmd_model(
+    task, sources, str(directory), **{'follow': False, **options}
+  )
+
+
+def make_source(rows=10, **knobs):
+  return tiny_task.make_input(
+    rows, **{'name': 'test', 'is_training': False, **knobs}
+  )
+
+
+def lines(directory, name='test'):
+  return reporting.read_metrics(str(directory), f'eval_test_{name}')
+
+
+def bare(line):
+  return {
+    k: v for k, v in line.items() if k not in ('wall_time', 'checkpoint_time')
+  }
+
+
+def test_an_evaluation_counts_each_example_once(tmp_path):
+  task = make_task()
+  train_in(tmp_path, task)
+  (result,) = evaluate_in(tmp_path, task, [make_source(10)])
+  assert result.step == 4
+  assert result.results['test'].num_examples == 10
+  (line,) = lines(tmp_path)
+  assert (line['step'], line['num_examples']) == (4, 10)
+
+
+def test_the_eval_job_gives_the_bits_of_the_evaluation_in_training(tmp_path):
+  task = make_task(
+    eval_interval_steps=2, save_interval_steps=2, learner={'ema_decay': 0.9}
+  )
+  source = make_source(11)
+  train_in(tmp_path, task, eval_input_p=[source], eval_on_test=True)
+  in_training = lines(tmp_path)
+  job = tmp_path / 'job'
+  evaluate_in(
+    job,
+    task,
+    [source],
+    restore_checkpoint_dir=str(tmp_path / 'checkpoints'),
+    restore_checkpoint_step=[2, 4],
+  )
+  assert [bare(line) for line in lines(job)] == [
+    bare(line) for line in in_training
+  ]
+  assert len(in_training) == 2
+
+
+def test_only_the_averaged_parameters_are_read(tmp_path):
+  dim = 20_000
+  task = make_task(dim=dim, num_train_steps=1, learner={'ema_decay': 0.5})
+  train.train_and_evaluate_spmd_model(
+    task, tiny_task.make_input(dim=dim), str(tmp_path)
+  )
+  job = session.build('eval', task, str(tmp_path))
+  with _restore.reader(job, job.checkpoint_dir) as manager:
+    found = _restore.restore_step(job, manager, None)
+  size = found.mdl_vars['params']['kernel'].nbytes
+  assert size == 4 * dim
+  assert size <= found.bytes_read <= size + 4096
+
+
+def test_evaluating_a_step_again_replaces_its_line(tmp_path):
+  task = make_task(save_interval_steps=2)
+  train_in(tmp_path, task)
+  for rows in (10, 7):
+    evaluate_in(
+      tmp_path, task, [make_source(rows)], restore_checkpoint_step=[2, 4]
+    )
+  found = [(line['step'], line['num_examples']) for line in lines(tmp_path)]
+  assert found == [(2, 7), (4, 7)]
+
+
+class DiesAt(inputs.ArraysInput):
+  """Fails at its first batch, as long as it is told to."""
+
+  dies = True
+
+  def read(self, position, rows):
+    if DiesAt.dies:
+      raise OSError('no such shard')
+    return super().read(position, rows)
+
+
+def test_an_evaluator_that_died_leaves_one_result_an_input_and_step(tmp_path):
+  task = make_task()
+  train_in(tmp_path, task)
+  good = make_source(10, name='good')
+  bad = DiesAt(name='bad', batch_size=4, arrays=tiny_task.make_input(6).arrays)
+  DiesAt.dies = True
+  with pytest.raises(OSError, match='no such shard'):
+    evaluate_in(tmp_path, task, [good, bad], follow=True)
+  status = reporting.read_status(str(tmp_path), 'eval')
+  assert (status.state, status.step) == ('failed', 4)
+  first = lines(tmp_path, 'good')
+  DiesAt.dies = False
+  (again,) = evaluate_in(tmp_path, task, [good, bad], follow=True)
+  assert list(again.results) == ['bad']
+  assert lines(tmp_path, 'good') == first
+  assert [line['num_examples'] for line in lines(tmp_path, 'bad')] == [6]
+
+
+def test_a_step_that_is_not_there_is_named(tmp_path):
+  task = make_task()
+  train_in(tmp_path, task)
+  with pytest.raises(errors.CheckpointNotFoundError, match='step 3'):
+    evaluate_in(tmp_path, task, [make_source()], restore_checkpoint_step=3)
+
+
+def test_following_and_a_given_step_contradict_each_other(tmp_path):
+  with pytest.raises(errors.UsageError, match='--follow'):
+    evaluate_in(
+      tmp_path, make_task(), [], restore_checkpoint_step=3, follow=True
+    )
+
+
+class Terminal(io.StringIO):
+  def isatty(self):
+    return True
+
+
+def result_of(**values):
+  return programs.EvalResult(
+    metrics={
+      name: metrics.WeightedScalar(value=value, weight=3.0)
+      for name, value in values.items()
+    },
+    num_examples=3,
+  )
+
+
+def test_results_are_a_table_on_a_terminal():
+  stream = Terminal()
+  results = {'a': result_of(loss=0.25), 'b': result_of(loss=1, f1_macro=0.5)}
+  _table.show(7, results, stream=stream)
+  text = stream.getvalue()
+  assert 'step 7' in text
+  (row,) = [line for line in text.splitlines() if '0.25' in line]
+  assert 'a' in row
+  assert '3' in row
+
+
+def test_results_are_a_line_in_a_log():
+  line = _table.line(7, 'a', result_of(loss=0.25))
+  assert line == 'step 7  a: loss 0.25  (3 examples)'
+
+
+def test_an_evaluation_of_an_input_without_examples_says_so(tmp_path):
+  task = make_task()
+  train_in(tmp_path, task)
+  source = inputs.ArraysInput(
+    name='empty',
+    batch_size=4,
+    arrays={
+      'inputs': np.zeros((0, 4), np.float32),
+      'labels': np.zeros(0, np.float32),
+    },
+  )
+  (result,) = evaluate_in(tmp_path, task, [source])
+  assert result.results['empty'].num_examples == 0

@@ -1,0 +1,296 @@
+import dataclasses
+import glob
+import os
+import time
+
+import pytest
+
+from paxlike import checkpoint, reporting
+from paxlike.core import errors, fs
+from paxlike.runners import _follow, _journal, session, train
+from tests.fakes import tiny_task
+from tests.fakes import world as fake_world
+
+
+# What four steps of training leave: the state before the first one too.
+STEPS = [0, 1, 2, 3, 4]
+
+
+class ScriptedClock:
+  """Time that passes in sleeps alone; something may happen in each.
+
+  Attributes:
+    slept_s: Seconds slept so far.
+  """
+
+  def __init__(self, *events):
+    self.slept_s = 0.0
+    self._events = list(events)
+
+  def now_s(self):
+    return time.time()
+
+  def monotonic_s(self):
+    return self.slept_s
+
+  def sleep_s(self, duration_s):
+    self.slept_s += duration_s
+    if self._events:
+      self._events.pop(0)()
+
+
+def nothing():
+  """An event that is none."""
+
+
+def make_task(num_train_steps=4, **knobs):
+  return tiny_task.make_task(
+    num_train_steps=num_train_steps,
+    **{
+      'save_interval_steps': 1,
+      'save_max_to_keep': None,
+      'follow_policy': 'all',
+      'follow_timeout_s': 100.0,
+      **knobs,
+    },
+  )
+
+
+def train_in(directory, num_train_steps=4, **knobs):
+  train.train_and_evaluate_spmd_model(
+    make_task(num_train_steps, **knobs),
+    tiny_task.make_input(),
+    str(directory),
+  )
+
+
+def say(directory, state, step=4, **fields):
+  reporting.write_status(
+    str(directory), 'train', state=state, step=step, **fields
+  )
+
+
+def write_line(directory, step, saved_s, name='test'):
+  with reporting.SummaryWriter(
+    str(directory),
+    f'eval_test_{name}',
+    start_step=None,
+    one_line_a_step=True,
+  ) as writer:
+    writer.scalars(step, {'loss': 0.0}, facts={_journal.SAVED_S: saved_s})
+
+
+def follow(directory, clock=None, *, world=None, **knobs):
+  """Follows to the end, writing a line of metrics for each checkpoint."""
+  job = session.build('eval', make_task(**knobs), str(directory))
+  if world is not None:
+    job = dataclasses.replace(job, world=world)
+  journal = _journal.Journal(str(directory), 'eval_test', ['test'])
+  taken = []
+  for due in _follow.follow(job, journal, clock=clock or ScriptedClock()):
+    step, saved_s = due.eval_vars.step, due.eval_vars.saved_s
+    taken.append(step)
+    if job.is_writer:
+      write_line(directory, step, saved_s)
+    journal.mark('test', step, saved_s)
+  return taken
+
+
+def damage(directory, step):
+  (path,) = glob.glob(f'{directory}/checkpoints/*{step:08d}/*.data')
+  with open(path, 'r+b') as file:
+    file.write(b'\xff' * 64)
+
+
+def test_every_checkpoint_is_taken_once_in_order(tmp_path):
+  train_in(tmp_path)
+  assert follow(tmp_path) == STEPS
+  assert follow(tmp_path) == []
+
+
+def test_the_policy_latest_takes_the_newest_alone(tmp_path):
+  train_in(tmp_path)
+  assert follow(tmp_path, follow_policy='latest') == [4]
+  assert follow(tmp_path, follow_policy='latest') == []
+
+
+def test_the_last_step_is_taken_though_off_the_interval(tmp_path):
+  train_in(tmp_path, 5, save_interval_steps=3)
+  assert follow(tmp_path, num_train_steps=5) == [0, 3, 5]
+
+
+def test_a_follower_that_was_there_first_takes_what_comes(tmp_path):
+  clock = ScriptedClock(nothing, nothing, lambda: train_in(tmp_path))
+  assert follow(tmp_path, clock) == STEPS
+  assert clock.slept_s <= 2.0
+
+
+def test_a_preempted_training_is_waited_for(tmp_path):
+  train_in(tmp_path, 2)
+  say(tmp_path, 'preempted', 2)
+  clock = ScriptedClock(*[nothing] * 60, lambda: train_in(tmp_path))
+  assert follow(tmp_path, clock) == STEPS
+
+
+def test_a_training_that_vanished_ends_the_follower_after_the_deadline(
+  tmp_path,
+):
+  train_in(tmp_path, 2)
+  say(tmp_path, 'running', 2)
+  clock = ScriptedClock()
+  with pytest.raises(errors.FollowedJobError, match='vanished without a word'):
+    follow(tmp_path, clock)
+  assert 100 <= clock.slept_s < 110
+  assert follow_lines(tmp_path) == [0, 1, 2]
+
+
+def follow_lines(directory):
+  lines = reporting.read_metrics(str(directory), 'eval_test_test')
+  return [line['step'] for line in lines]
+
+
+def test_a_training_that_says_something_now_and_then_is_waited_for(tmp_path):
+  def speak():
+    say(tmp_path, 'running', 1)
+
+  say(tmp_path, 'running', 1)
+  # 0.5 s each: it speaks every 75 s and is done after 225.
+  quiet = [nothing] * 149
+  clock = ScriptedClock(
+    *quiet, speak, *quiet, speak, *quiet, lambda: train_in(tmp_path)
+  )
+  assert follow(tmp_path, clock) == STEPS
+
+
+def test_a_directory_that_no_training_ever_wrote_to_says_what_to_do(tmp_path):
+  with pytest.raises(errors.FollowedJobError, match='--nofollow'):
+    follow(tmp_path)
+
+
+def test_a_training_that_failed_ends_the_follower_when_all_is_taken(tmp_path):
+  train_in(tmp_path, 2)
+  say(tmp_path, 'running', 2)
+  clock = ScriptedClock(nothing, lambda: say(tmp_path, 'failed', reason='NaN'))
+  with pytest.raises(errors.FollowedJobError, match=r'failed after .* NaN'):
+    follow(tmp_path, clock)
+  assert follow_lines(tmp_path) == [0, 1, 2]
+  assert clock.slept_s <= 2.0
+
+
+def test_a_failure_of_yesterday_is_not_that_of_the_run_just_starting(tmp_path):
+  train_in(tmp_path, 2)
+  say(tmp_path, 'failed', 2, reason='yesterday')
+  clock = ScriptedClock(*[nothing] * 10, lambda: train_in(tmp_path))
+  assert follow(tmp_path, clock) == STEPS
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, caplog):
+  train_in(tmp_path)
+  damage(tmp_path, 2)
+  assert follow(tmp_path) == [0, 1, 3, 4]
+  assert any(
+    'Step 2 is DAMAGED' in record.getMessage() for record in caplog.records
+  )
+
+
+def test_a_damaged_last_checkpoint_is_an_error_once_all_else_is_taken(tmp_path):
+  train_in(tmp_path)
+  damage(tmp_path, 4)
+  with pytest.raises(errors.FollowedJobError, match=r'step 4 .* is damaged'):
+    follow(tmp_path)
+  assert follow_lines(tmp_path) == [0, 1, 2, 3]
+
+
+def test_a_read_that_fails_once_is_tried_again(tmp_path, monkeypatch):
+  train_in(tmp_path)
+  restore = checkpoint.CheckpointManager.restore
+  failures = [errors.CheckpointError('connection reset')] * 2
+
+  def flaky(manager, target=None, *, step=None, **options):
+    if step == 2 and failures:
+      raise failures.pop()
+    return restore(manager, target, step=step, **options)
+
+  monkeypatch.setattr(checkpoint.CheckpointManager, 'restore', flaky)
+  assert follow(tmp_path) == STEPS
+  assert not failures
+
+
+def test_a_read_that_always_fails_ends_the_job_and_is_not_marked(
+  tmp_path, monkeypatch
+):
+  train_in(tmp_path)
+  restore = checkpoint.CheckpointManager.restore
+
+  def broken(manager, target=None, *, step=None, **options):
+    if step == 2:
+      raise errors.CheckpointError('connection reset')
+    return restore(manager, target, step=step, **options)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(checkpoint.CheckpointManager, 'restore', broken)
+    with pytest.raises(errors.CheckpointError, match='connection reset'):
+      follow(tmp_path)
+  assert follow(tmp_path) == [2, 3, 4]
+
+
+def test_a_step_that_is_swept_before_it_is_read_is_left_out(
+  tmp_path, monkeypatch
+):
+  train_in(tmp_path)
+  restore = checkpoint.CheckpointManager.restore
+
+  def late(manager, target=None, *, step=None, **options):
+    if step == 2:
+      fs.LOCAL.remove_tree(f'{tmp_path}/checkpoints/checkpoint_00000002')
+    return restore(manager, target, step=step, **options)
+
+  monkeypatch.setattr(checkpoint.CheckpointManager, 'restore', late)
+  assert follow(tmp_path) == [0, 1, 3, 4]
+
+
+def test_reading_needs_no_permission_to_write_there(tmp_path, monkeypatch):
+  train_in(tmp_path)
+  refused = []
+  write_new = fs.LocalFileSystem.write_new
+
+  def guarded(self, path, data):
+    if f'{os.sep}checkpoints{os.sep}' in path:
+      refused.append(path)
+      raise PermissionError(path)
+    write_new(self, path, data)
+
+  monkeypatch.setattr(fs.LocalFileSystem, 'write_new', guarded)
+  before = sorted(os.walk(tmp_path / 'checkpoints'))
+  assert follow(tmp_path) == STEPS
+  assert sorted(os.walk(tmp_path / 'checkpoints')) == before
+  assert all('lease_' in path for path in refused)
+
+
+def test_results_of_training_that_was_started_over_are_not_taken_for_new(
+  tmp_path,
+):
+  train_in(tmp_path)
+  assert follow(tmp_path) == STEPS
+  fs.LOCAL.remove_tree(f'{tmp_path}/checkpoints')
+  train_in(tmp_path, 3)
+  assert follow(tmp_path, num_train_steps=3) == [0, 1, 2, 3]
+
+
+def test_processes_follow_the_same_steps(tmp_path):
+  train_in(tmp_path)
+  taken = fake_world.run(
+    2, lambda world: follow(tmp_path, world=world), join_timeout_s=60.0
+  )
+  assert taken == [STEPS] * 2
+
+
+def test_a_follower_that_is_asked_to_stop_ends_as_preempted(tmp_path):
+  job = session.build('eval', make_task(), str(tmp_path))
+  journal = _journal.Journal(str(tmp_path), 'eval_test', ['test'])
+  world = type(job.world)()
+  job = dataclasses.replace(job, world=world)
+  clock = ScriptedClock(nothing, lambda: world.stop.ask('SIGTERM'))
+  with pytest.raises(errors.PreemptedError):
+    list(_follow.follow(job, journal, clock=clock))
+  assert clock.slept_s <= 2.0
