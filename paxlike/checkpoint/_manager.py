@@ -14,8 +14,8 @@ from paxlike import sync
 from paxlike.checkpoint import (
   _commit,
   _config,
+  _directory,
   _history,
-  _layout,
   _restoring,
   _staging,
   _state,
@@ -83,6 +83,7 @@ class CheckpointManager:
     )
     self._in_flight: concurrent.futures.Future[_commit.Committed] | None = None
     self._in_flight_step = -1
+    self._preparing: concurrent.futures.Future[None] | None = None
     self._num_calls = 0
     self._is_closed = False
     self._records = self._open()
@@ -131,44 +132,9 @@ class CheckpointManager:
     return data[1:]
 
   def _open(self) -> list[_history.Record]:
-    make = self._list if self._read_only else self._take_over
-    data = self._from_first('open', make)
+    look = _directory.look if self._read_only else _directory.take_over
+    data = self._from_first('open', lambda: look(self._place))
     return _history.decode(data, path=self._directory)
-
-  def _list(self) -> bytes:
-    names = _history.committed_names(self._fs, self._directory)
-    return _history.encode(_history.load(self._fs, self._directory, names))
-
-  def _take_over(self) -> bytes:
-    """Makes the directory ours: checks that we can write, clears litter."""
-    wrong = _layout.explain_bad_directory(self._fs, self._directory)
-    if wrong and _layout.parse_step(fs.base_name(self._directory)) is not None:
-      raise errors.ConfigError(wrong)
-    try:
-      self._fs.make_dirs(self._directory)
-      # One fixed name: what a crash leaves, the next start takes over.
-      # (crash_fuzz_test.py::test_a_killed_save_leaves_the_old_steps_or_the_new)
-      probe = fs.join(self._directory, '.probe')
-      self._fs.write_new(probe, b'')
-      self._fs.remove(probe)
-    except OSError as e:
-      raise errors.SaveError(
-        f'Checkpoints cannot be written to {self._directory}: {e}. Nothing '
-        'has been trained; choose another --job_log_dir.'
-      ) from e
-    temporary, deleting = _sweep.litter(self._fs, self._directory)
-    for path in temporary:
-      logging.warning('%s was left by a save that never ended; removed.', path)
-    _sweep.remove(self._fs, [*temporary, *deleting])
-    data = self._list()
-    records = _history.decode(data, path=self._directory)
-    if records and records[-1].timestamp_s > self._clock.now_s():
-      logging.warning(
-        'The clock went back: step %d was saved %.0f s in the future.',
-        records[-1].step,
-        records[-1].timestamp_s - self._clock.now_s(),
-      )
-    return data
 
   def _since_last_record(self) -> float:
     """When the last save was, on the monotonic clock."""
@@ -184,9 +150,9 @@ class CheckpointManager:
 
     With `read_only` every process must call it, like a barrier.
     """
-    self._collect()
+    self._collect(raises=False)
     if self._read_only:
-      data = self._from_first('steps', self._list)
+      data = self._from_first('steps', lambda: _directory.look(self._place))
       self._records = _history.decode(data, path=self._directory)
     return [record.step for record in self._records]
 
@@ -197,7 +163,7 @@ class CheckpointManager:
 
   def records(self) -> list[_history.Record]:
     """What is known of each committed step, as of the last look."""
-    self._collect()
+    self._collect(raises=False)
     return list(self._records)
 
   def should_save(self, step: int) -> bool:
@@ -245,7 +211,7 @@ class CheckpointManager:
       process=self._world.process_index,
       part_bytes=self._fs.part_bytes,
     )
-    self._writer.submit(self._arena.touch, size_bytes)
+    self._preparing = self._writer.submit(self._arena.touch, size_bytes)
 
   def save(
     self,
@@ -376,13 +342,21 @@ class CheckpointManager:
     Raises:
       SaveError: What was being written failed, here or on another process.
     """
+    if self._preparing is not None:
+      # Touching a page writes to it.
+      preparing, self._preparing = self._preparing, None
+      preparing.result()
     if self._in_flight is not None:
       concurrent.futures.wait([self._in_flight])
     self._collect()
 
-  def _collect(self) -> None:
+  def _collect(self, *, raises: bool = True) -> None:
     """Takes the result of a save that has ended, and raises its error."""
     if self._in_flight is None or not self._in_flight.done():
+      return
+    # Only calls that wait may raise: they do so at the same place of the
+    # program on every process, however far each one's writer has come.
+    if not raises and self._in_flight.exception() is not None:
       return
     done, self._in_flight = self._in_flight, None
     try:
@@ -482,19 +456,7 @@ class CheckpointManager:
     self.wait()
     doomed = set(steps)
     kept = [r for r in self._records if r.step not in doomed]
-    self._from_first('delete', lambda: self._delete_here(doomed, kept))
-    self._records = kept
-
-  def _delete_here(
-    self, doomed: set[int], kept: list[_history.Record]
-  ) -> bytes:
-    names = _history.committed_names(self._fs, self._directory)
-    hidden = _sweep.hide(
-      self._fs,
-      self._directory,
-      [names[step] for step in sorted(doomed, reverse=True) if step in names],
-      clock=self._clock,
+    self._from_first(
+      'delete', lambda: _directory.delete(self._place, doomed, kept)
     )
-    _history.store(self._fs, self._directory, kept)
-    _sweep.remove(self._fs, hidden)
-    return b''
+    self._records = kept

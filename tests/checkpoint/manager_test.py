@@ -520,3 +520,23 @@ def test_a_step_that_vanishes_while_it_is_read_gives_way_to_the_next(tmp_path):
 
   with manager(tmp_path, read_only=True, file_system=Vanishing()) as m:
     assert m.restore(states.small()).step == 2
+
+
+def test_memory_that_is_being_readied_is_not_written_into_a_step(tmp_path):
+  state = {'x': np.random.default_rng(0).standard_normal(1 << 20)}
+  with manager(tmp_path) as m:
+    m.prepare(state)
+    m.save(1, state)
+    np.testing.assert_array_equal(m.restore().state['x'], state['x'])
+
+
+def test_asking_for_the_steps_does_not_raise_what_a_save_must(tmp_path):
+  disk = disk_that_fails(lambda m, p: m == 'create')
+  m = manager(tmp_path, file_system=disk)
+  m.save(1, states.small())
+  while m.is_saving():
+    pass
+  assert m.steps() == []
+  with pytest.raises(errors.SaveError):
+    m.wait()
+  m.close()

@@ -1,0 +1,80 @@
+"""What process 0 does to the directory of all steps, apart from saving.
+
+Every function gives the history as bytes, to be sent to the other processes.
+"""
+
+from collections.abc import Collection, Sequence
+
+from absl import logging
+
+from paxlike.checkpoint import _commit, _history, _layout, _sweep
+from paxlike.core import errors, fs
+
+
+def look(place: _commit.Place) -> bytes:
+  """Lists what is committed; changes nothing."""
+  names = _history.committed_names(place.file_system, place.directory)
+  return _history.encode(
+    _history.load(place.file_system, place.directory, names)
+  )
+
+
+def take_over(place: _commit.Place) -> bytes:
+  """Makes the directory ours: checks that we can write, clears litter.
+
+  Raises:
+    ConfigError: It is the directory of one step.
+    SaveError: Nothing can be written there.
+  """
+  file_system, directory = place.file_system, place.directory
+  wrong = _layout.explain_bad_directory(file_system, directory)
+  if wrong and _layout.parse_step(fs.base_name(directory)) is not None:
+    raise errors.ConfigError(wrong)
+  _check_writable(file_system, directory)
+  temporary, deleting = _sweep.litter(file_system, directory)
+  for path in temporary:
+    logging.warning('%s was left by a save that never ended; removed.', path)
+  _sweep.remove(file_system, [*temporary, *deleting])
+  data = look(place)
+  records = _history.decode(data, path=directory)
+  ahead_s = records[-1].timestamp_s - place.clock.now_s() if records else 0.0
+  if ahead_s > 0:
+    logging.warning(
+      'The clock went back: step %d was saved %.0f s in the future.',
+      records[-1].step,
+      ahead_s,
+    )
+  return data
+
+
+def _check_writable(file_system: fs.FileSystem, directory: str) -> None:
+  try:
+    file_system.make_dirs(directory)
+    # One fixed name: what a crash leaves, the next start takes over.
+    # (crash_fuzz_test.py::test_a_killed_save_leaves_the_old_steps_or_the_new)
+    probe = fs.join(directory, '.probe')
+    file_system.write_new(probe, b'')
+    file_system.remove(probe)
+  except OSError as e:
+    raise errors.SaveError(
+      f'Checkpoints cannot be written to {directory}: {e}. Nothing has been '
+      'trained; choose another --job_log_dir.'
+    ) from e
+
+
+def delete(
+  place: _commit.Place,
+  doomed: Collection[int],
+  kept: Sequence[_history.Record],
+) -> bytes:
+  """Deletes steps, the newest first, and writes down those that are kept."""
+  names = _history.committed_names(place.file_system, place.directory)
+  hidden = _sweep.hide(
+    place.file_system,
+    place.directory,
+    [names[step] for step in sorted(doomed, reverse=True) if step in names],
+    clock=place.clock,
+  )
+  _history.store(place.file_system, place.directory, kept)
+  _sweep.remove(place.file_system, hidden)
+  return _history.encode(kept)
