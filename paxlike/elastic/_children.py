@@ -25,6 +25,7 @@ class Child:
     connection: To it, once it has started up; None before.
     is_ready: Whether it waits for a plan.
     plan: What it was given; None while it is a standby.
+    is_settled: Whether it has done a step of its own.
     beat: What it said last of its progress.
     heard_s: When, monotonic.
     end: How it said that it ends, or how it ended.
@@ -63,6 +64,7 @@ class Child:
     self.connection: _messages.Connection | None = None
     self.is_ready = False
     self.plan: _facts.Plan | None = None
+    self.is_settled = False
     self.beat: dict = {}
     self.end: _facts.End | None = None
     self.text = ''

@@ -33,7 +33,7 @@ from paxlike.elastic import (
 
 AGENT_VARIABLE = 'PAXLIKE_AGENT'
 SECRET_VARIABLE = 'PAXLIKE_SECRET'  # noqa: S105 - the variable's name
-_TICK_S = 0.1
+_TICK_S = 0.05
 _TELL_S = 0.25
 _RETRY_S = 0.2
 _STANDBY_AFTER_S = 20.0
@@ -144,8 +144,16 @@ class _Agent:
       status = self._obey()
       if status is not None:
         return status
-      if time.monotonic() - self._told_s > _TELL_S:
+      if self._is_news() or time.monotonic() - self._told_s > _TELL_S:
         self._tell()
+
+  def _is_news(self) -> bool:
+    """Whether the worker has just done its first step."""
+    worker = self._worker
+    if worker is None or worker.is_settled or worker.plan is None:
+      return False
+    worker.is_settled = self._memory.completed_steps() > _begun(worker.plan)
+    return worker.is_settled
 
   def close(self) -> None:
     """Ends all children and gives the memory back."""
@@ -240,14 +248,9 @@ class _Agent:
 
   def _is_settled(self) -> bool:
     """Whether the worker has done a step, or takes very long to."""
-    worker = self._worker
-    assert worker is not None
-    assert worker.plan is not None
-    begun = max((s.piece.step for s in worker.plan.sources), default=0)
-    return (
-      self._memory.completed_steps() > begun
-      or time.monotonic() - worker.planned_s > _STANDBY_AFTER_S
-    )
+    assert self._worker is not None
+    waited_s = time.monotonic() - self._worker.planned_s
+    return self._worker.is_settled or waited_s > _STANDBY_AFTER_S
 
   def _hear_child(
     self, child: _children.Child, message: _messages.Message
@@ -540,6 +543,11 @@ class _Pusher:
         logging.info('Snapshot %s was not copied: %s', piece.name, error)
         if address in peers:
           peers.pop(address).close()
+
+
+def _begun(plan: _facts.Plan) -> int:
+  """The step from which a generation goes on, as far as the plan tells."""
+  return max((source.piece.step for source in plan.sources), default=0)
 
 
 def _free_port() -> int:

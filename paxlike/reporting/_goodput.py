@@ -103,7 +103,7 @@ def summarize(events: Sequence[dict[str, Any]]) -> Goodput:
   """Adds up the events of a job, oldest first."""
   last: dict[Any, dict[str, Any]] = {}
   for event in events:
-    if event['event'] == 'time' and event.get('totals_s'):
+    if event.get('totals_s'):
       # Of each process that trained only its last word counts.
       last[event.get('run', 0), event.get('generation', 0)] = event
   lost = _lost_steps(events)

@@ -12,7 +12,12 @@ from absl import logging
 
 from paxlike import checkpoint, inputs, parallel, programs, tasks
 from paxlike.core import errors
-from paxlike.runners import _evaluations, _restore, _train_report
+from paxlike.runners import (
+  _evaluations,
+  _goodput,
+  _restore,
+  _train_report,
+)
 from paxlike.runners import session as sessions
 
 if TYPE_CHECKING:
@@ -100,8 +105,9 @@ def train_and_evaluate_spmd_model(
       restore_step=restore_checkpoint_step,
     )
     if worker is None:
-      program = programs.TrainProgram(session.task, session.partitioner)
-      start = begin(program)
+      with session.world.progress.phase('restore'):
+        program = programs.TrainProgram(session.task, session.partitioner)
+        start = begin(program)
     else:
       session, program, start = _rebuild(
         worker, session, mesh_p, manager, source, begin
@@ -110,6 +116,10 @@ def train_and_evaluate_spmd_model(
     stream = stack.enter_context(
       programs.batches(source, session.partitioner, start.position)
     )
+    if worker is None:  # with one, the lighthouse keeps the log
+      stack.enter_context(
+        _goodput.Recorder(session, progress, start_step=start.step)
+      )
     report = stack.enter_context(
       _train_report.TrainReport(session, source, start_step=start.step)
     )

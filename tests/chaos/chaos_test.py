@@ -115,7 +115,7 @@ def test_a_job_asked_to_stop_saves_and_goes_on_later(tmp_path):
 
 def test_an_error_that_would_come_again_ends_the_job(tmp_path):
   with harness.Job(
-    tmp_path, num_steps=50, num_hosts=2, settings=['LEARNING_RATE=inf']
+    tmp_path, num_steps=50, num_hosts=2, settings=['LEARNING_RATE=1e30']
   ) as job:
     assert job.wait() == 1, job.log()
     assert 'NonFiniteLossError' in job.log()

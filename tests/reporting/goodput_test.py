@@ -1,0 +1,131 @@
+"""Where the time went: every second once, and causes that a person knows."""
+
+import pytest
+
+from paxlike import reporting
+from paxlike.cli import report
+from paxlike.core import errors
+
+
+def _write(job_log_dir, *events):
+  log = reporting.GoodputLog(str(job_log_dir))
+  for event in events:
+    log.event(event)
+  log.close()
+
+
+def _time(time, step, generation=0, first_step=0, **totals_s):
+  return {
+    'time': time,
+    'event': 'time',
+    'generation': generation,
+    'step': step,
+    'first_step': first_step,
+    'totals_s': {k.replace('steps', ''): v for k, v in totals_s.items()},
+  }
+
+
+_ONE_FAULT = (
+  {'time': 0.0, 'event': 'host joined', 'generation': 0},
+  {'time': 10.0, 'event': 'formed', 'generation': 1, 'n': 3},
+  _time(12.0, 1, 1, steps=1.0, compile=1.0),
+  _time(60.0, 40, 1, steps=40.0, compile=5.0, save=2.0, input=3.0),
+  {'time': 60.0, 'event': 'fault', 'generation': 1, 'what': 'host1 died'},
+  {
+    'time': 61.0,
+    'event': 'formed',
+    'generation': 1,
+    'n': 2,
+    'steps_lost': 10,
+  },
+  {
+    'time': 62.5,
+    'event': 'first step',
+    'generation': 2,
+    'since_detected_s': 2.5,
+  },
+  _time(100.0, 60, 2, 30, steps=30.0, restore=1.0, **{'eval kjv': 5.0}),
+)
+
+
+def test_the_causes_add_up_to_the_wall_time(tmp_path):
+  _write(tmp_path, *_ONE_FAULT)
+  found = reporting.goodput(str(tmp_path))
+  assert found.wall_s == 100.0
+  assert sum(found.seconds.values()) == pytest.approx(100.0)
+
+
+def test_steps_that_were_done_again_are_not_useful(tmp_path):
+  _write(tmp_path, *_ONE_FAULT)
+  found = reporting.goodput(str(tmp_path))
+  assert found.seconds['steps done again'] == pytest.approx(10.0)
+  assert found.seconds['useful steps'] == pytest.approx(60.0)
+  assert found.fraction == pytest.approx(0.6)
+
+
+def test_a_recovery_tells_why_with_how_many_and_how_long(tmp_path):
+  _write(tmp_path, *_ONE_FAULT)
+  (recovery,) = reporting.goodput(str(tmp_path)).recoveries
+  assert recovery.why == 'host1 died'
+  assert recovery.num_hosts == 2
+  assert recovery.steps_lost == 10
+  assert recovery.duration_s == 2.5
+
+
+def test_a_job_that_was_started_twice_counts_both_runs(tmp_path):
+  for run, begin in ((1.0, 0.0), (2.0, 50.0)):
+    _write(
+      tmp_path,
+      {'time': begin, 'event': 'start', 'run': run},
+      {
+        'time': begin + 40.0,
+        'event': 'end',
+        'run': run,
+        'step': 10,
+        'totals_s': {'': 30.0, 'compile': 10.0},
+      },
+    )
+  found = reporting.goodput(str(tmp_path))
+  assert found.seconds['useful steps'] == 60.0
+  assert found.seconds['compiling'] == 20.0
+  assert found.seconds['forming, and not running'] == 10.0
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+  _write(tmp_path, *_ONE_FAULT)
+  with open(tmp_path / 'status' / 'goodput.jsonl', 'ab') as file:
+    file.write(b'{"time": 1e9, "eve')
+  assert reporting.goodput(str(tmp_path)).wall_s == 100.0
+
+
+def test_a_directory_without_events_is_wrong_use(tmp_path):
+  with pytest.raises(errors.UsageError, match='has no events'):
+    reporting.goodput(str(tmp_path))
+
+
+def test_the_report_shows_a_bar_for_each_cause(tmp_path, capsys):
+  _write(tmp_path, *_ONE_FAULT)
+  assert report.main([str(tmp_path)]) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0] == 'goodput 60.0% of 100.0 s'
+  (useful,) = [line for line in lines if 'useful steps' in line]
+  assert useful.endswith('█' * 24)
+  assert any('host1 died' in line for line in lines)
+
+
+def test_the_report_is_json_for_programs(tmp_path, capsys):
+  import json
+
+  _write(tmp_path, *_ONE_FAULT)
+  assert report.main([str(tmp_path), '--json']) == 0
+  told = json.loads(capsys.readouterr().out)
+  assert told['goodput'] == pytest.approx(0.6)
+  assert told['recoveries'][0]['steps_lost'] == 10
+
+
+def test_a_disk_that_cannot_be_written_ends_nothing(tmp_path):
+  (tmp_path / 'status').write_text('a file in the way')
+  log = reporting.GoodputLog(str(tmp_path))
+  log.event({'event': 'start'})
+  log.close()
+  assert (tmp_path / 'status').read_text() == 'a file in the way'
