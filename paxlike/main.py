@@ -11,6 +11,7 @@ import sys
 if not __package__:  # run as a script: make `import paxlike` find this tree
   sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
+import dataclasses
 import importlib
 import pkgutil
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from absl import flags, logging
 
-from paxlike.core import errors, fs, suggest
+from paxlike.core import compilation_cache, errors, fs, suggest
 
 if TYPE_CHECKING:
   from paxlike import experiment, sync
@@ -167,13 +168,15 @@ def _run_for_agent(
   """Loads everything, waits for a plan, then runs as a part of it."""
   from paxlike import elastic, runners, sync
 
-  runners.train.prepare(resolved.train_input_p)
+  source = runners.session.built(resolved.train_input_p)
+  if source is not None:
+    _ = source.fingerprint  # opens the data ahead of the plan
   with (
     elastic.worker.attached() as worker,
     sync.bootstrap(**worker.place) as world,
     worker.running(world),
   ):
-    _run_in(world, values, resolved, argv)
+    _run_in(world, values, resolved, argv, source)
 
 
 def _run_in(
@@ -181,14 +184,28 @@ def _run_in(
   values: flags.FlagValues,
   resolved: 'experiment.Resolved',
   argv: Sequence[str],
+  source: Any = None,
 ) -> None:
-  from paxlike import experiment
+  """Runs the job as a process of `world`.
+
+  Args:
+    world: The processes.
+    values: The flags.
+    resolved: The config.
+    argv: The command line, to be recorded.
+    source: The training input, if it was opened ahead.
+  """
+  from paxlike import experiment, sync
 
   job_log_dir = fs.expand(values.job_log_dir)
   if world.process_count > 1:
     _set_up_logging(values.verbosity, f' p{world.process_index}')
+    facts = experiment.facts(resolved)
+    sync.check_same(f'{values.mode}/config', facts, world=world)
   if world.process_index == 0:
     experiment.write_record(job_log_dir, values.mode, resolved, command=argv)
+  if source is not None:
+    resolved = dataclasses.replace(resolved, train_input_p=source)
   run = {'train': _train, 'eval': _evaluate, 'decode': _decode}[values.mode]
   run(values, resolved, job_log_dir)
 
@@ -209,6 +226,8 @@ def _train(
     job_log_dir,
     eval_input_p=resolved.eval_input_p,
     eval_on_test=values.eval_on_test,
+    decode_input_p=resolved.decode_input_p,
+    decode=resolved.decode,
     restore_checkpoint_step=next(iter(values.restore_checkpoint_step), None),
     **_common(values, resolved),
   )
@@ -417,40 +436,10 @@ def _set_up_logging(verbosity: str, who: str = '') -> None:
 
 
 def _set_up_compilation_cache(values: flags.FlagValues) -> None:
-  """Lets JAX keep compiled programs on disk; what the user set stays.
-
-  By environment, before JAX is loaded, since this module must not load it.
-  """
-  if not values.compilation_cache:
-    os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
-    return
-  if values.compilation_cache_dir is not None:
-    directory = fs.expand(values.compilation_cache_dir)
-    os.environ['JAX_COMPILATION_CACHE_DIR'] = directory
+  if values.compilation_cache:
+    compilation_cache.turn_on(values.compilation_cache_dir)
   else:
-    os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', _default_cache_dir())
-  # By default only what took over a second to compile is kept.
-  os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
-
-
-def _default_cache_dir() -> str:
-  """A directory for each kind of processor.
-
-  A program compiled for the CPU of one machine may not run on another that
-  shares the home directory.
-  """
-  import platform
-  import zlib
-
-  kind = platform.machine()
-  try:
-    with open('/proc/cpuinfo', encoding='utf-8') as file:
-      features = next((line for line in file if line.startswith('flags')), '')
-    kind += f'-{zlib.crc32(features.encode()):08x}'
-  except OSError:  # not Linux
-    pass
-  home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
-  return os.path.join(home, 'paxlike', 'jax', kind)
+    compilation_cache.turn_off()
 
 
 if __name__ == '__main__':

@@ -303,7 +303,8 @@ def test_restore_flags_reach_every_mode(started, tmp_path):
   assert len(started) == 3
   for _, given in started:
     assert given['restore_checkpoint_dir'] == os.path.expanduser('~/c')
-    assert given['restore_checkpoint_step'] == 7
+  steps = [given['restore_checkpoint_step'] for _, given in started]
+  assert steps == [7, [7], [7]]
 
 
 def test_eval_on_test_reaches_training(started, tmp_path):
@@ -313,10 +314,33 @@ def test_eval_on_test_reaches_training(started, tmp_path):
 
 def test_several_steps_are_decoded_in_order(started, tmp_path):
   steps = [f'--restore_checkpoint_step={step}' for step in (9, 4)]
-  start(tmp_path, 'decode', *steps, '--allow_random_init')
-  assert [given['restore_checkpoint_step'] for _, given in started] == [9, 4]
+  start(tmp_path, 'decode', *steps)
+  ((_, given),) = started
+  assert given['restore_checkpoint_step'] == [9, 4]
+  assert given['allow_random_init'] is False
+  assert given['decode'].format == 'jsonl'
+
+
+def test_random_parameters_are_decoded_on_demand(started, tmp_path):
+  start(tmp_path, 'decode', '--allow_random_init')
   assert started[0][1]['allow_random_init'] is True
-  assert started[0][1]['decode'].format == 'jsonl'
+
+
+@pytest.mark.parametrize(
+  ('mode', 'flag', 'follow'),
+  [
+    ('eval', (), None),
+    ('eval', ('--follow',), True),
+    ('eval', ('--nofollow',), False),
+    ('decode', (), False),
+    ('decode', ('--follow',), True),
+  ],
+)
+def test_following_is_the_default_of_eval_alone(
+  started, tmp_path, mode, flag, follow
+):
+  start(tmp_path, mode, *flag)
+  assert started[0][1]['follow'] is follow
 
 
 def test_a_home_directory_in_a_path_is_expanded(started, tmp_path, monkeypatch):

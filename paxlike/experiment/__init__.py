@@ -12,6 +12,7 @@ from paxlike.core import lazy
 if TYPE_CHECKING:
   from paxlike.experiment._base import BaseExperiment as BaseExperiment
   from paxlike.experiment._record import describe as describe
+  from paxlike.experiment._record import facts as facts
   from paxlike.experiment._record import write_record as write_record
   from paxlike.experiment._registry import Listing as Listing
   from paxlike.experiment._registry import Registry as Registry
@@ -33,6 +34,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'list_all': '_registry',
     'register': '_registry',
     'resolve': '_resolve',
+    'facts': '_record',
     'write_record': '_record',
   },
 )

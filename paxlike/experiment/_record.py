@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paxlike import config
-from paxlike.core import fs
+from paxlike.core import errors, fs
 from paxlike.experiment import _resolve
 
 CONFIG_DIR = 'config'
@@ -43,6 +43,9 @@ def write_record(
     mode: 'train', 'eval' or 'decode'.
     resolved: The config of the run.
     command: The command line, program first.
+
+  Raises:
+    UsageError: There can be no such directory.
   """
   about = {
     'experiment': resolved.name,
@@ -55,7 +58,12 @@ def write_record(
   roots = resolved.roots()
   files = fs.for_path(job_log_dir)
   directory = fs.join(job_log_dir, CONFIG_DIR)
-  files.make_dirs(directory)
+  try:
+    files.make_dirs(directory)
+  except OSError as error:
+    raise errors.UsageError(
+      f'--job_log_dir={job_log_dir} cannot be made: {error}'
+    ) from error
   for suffix, content in (
     ('txt', text + config.dump.to_text(roots)),
     ('json', config.dump.to_json(roots, about=about)),
@@ -85,6 +93,19 @@ def describe(
     },
     'versions': _versions(),
     'git': _git_revision(resolved.name),
+  }
+
+
+def facts(resolved: _resolve.Resolved) -> dict[str, str]:
+  """What must be the same on every process of a job, as text."""
+  about = describe(resolved)
+  return {
+    'config': config.dump.to_text(resolved.roots()),
+    'experiment': resolved.name,
+    'code': str(about['git']),
+    'versions': '\n'.join(
+      f'{name} {version}' for name, version in about['versions'].items()
+    ),
   }
 
 

@@ -1,7 +1,10 @@
 import json
 import subprocess
 
+import pytest
+
 from paxlike import config, experiment
+from paxlike.core import errors
 from tests.experiment import toys
 
 
@@ -50,3 +53,9 @@ def test_the_revision_of_the_experiments_repository_is_noted():
   ).stdout.strip()
   found = experiment.describe(resolved)['git']
   assert (found or '').rstrip('+') == head
+
+
+def test_a_directory_that_cannot_be_is_wrong_use(tmp_path):
+  (tmp_path / 'file').touch()
+  with pytest.raises(errors.UsageError, match='cannot be made'):
+    write(tmp_path / 'file' / 'job')
