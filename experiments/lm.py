@@ -31,6 +31,8 @@ class ByteLm(experiment.BaseExperiment):
   NUM_TRAIN_STEPS = 500
   LEARNING_RATE = 4e-3
   WARMUP_STEPS = 50
+  MAX_DECODE_STEPS = 128
+  STOP_IDS: tuple[int, ...] = ()
 
   def validate(self) -> None:
     """Refuses knobs that do not fit together."""
@@ -70,6 +72,11 @@ class ByteLm(experiment.BaseExperiment):
         summary_interval_steps=20,
         eval_interval_steps=200,
       ),
+      decoder=fdl.Config(
+        tasks.DecoderParams,
+        max_decode_steps=self.MAX_DECODE_STEPS,
+        stop_ids=self.STOP_IDS,
+      ),
       bytes_per_token=1.0,
     )
 
@@ -79,6 +86,7 @@ class KjvTiny(ByteLm):
   """Bytes of the King James Bible, tested on books that it never saw."""
 
   NUM_DECODE_BATCHES = 2
+  STOP_IDS = (10,)  # a verse ends with its line
 
   def input_p(self) -> list[fdl.Config]:
     """The other books to train on, the held-out ones to test on."""
