@@ -1,6 +1,8 @@
 """Evaluations of one state on several inputs, and where they are written."""
 
 import contextlib
+import dataclasses
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -8,7 +10,7 @@ from absl import logging
 
 from paxlike import inputs, programs, reporting, tasks
 from paxlike.core import typing as ptyping
-from paxlike.runners import _journal, _table
+from paxlike.runners import _decoding, _follow, _journal, _restore, _table
 from paxlike.runners import session as sessions
 
 _PREFIX = 'eval_test'
@@ -54,6 +56,15 @@ class TestSets:
         self.journal.forget_from(name, start_step + 1)
       # What has no line was not finished: its events, if any, are dropped.
       self._open(name, self.journal.last_step(name))
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """The inputs, in their order."""
+    return tuple(self._sources)
+
+  def done(self, step: int) -> list[str]:
+    """The inputs that have a result for `step`."""
+    return [name for name in self._sources if self.journal.has(name, step)]
 
   def run(
     self,
@@ -116,22 +127,32 @@ class TestSets:
     self._stack.close()
 
 
-class Evaluations:
-  """What a training job evaluates beside its steps; use it as a context.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+  """What a training job evaluates and decodes beside its steps.
 
-  One training batch at each interval (`eval_train`), without taking it from
-  training, and the test inputs if there are any.
+  Attributes:
+    test: Inputs to evaluate at `eval_interval_steps`.
+    decode: Inputs to decode at `decode_interval_steps`.
+    decode_params: How the outputs are written; None: the defaults.
   """
 
-  def __init__(
-    self,
-    session: sessions.Session,
-    test_sources: Sequence[inputs.Input],
-    *,
-    start_step: int,
-  ):
-    self._task = session.task
+  test: Sequence[inputs.Input] = ()
+  decode: Sequence[inputs.Input] = ()
+  decode_params: reporting.DecodeParams | None = None
+
+
+class Evaluations:
+  """Evaluates and decodes between train steps; use it as a context.
+
+  One training batch at each interval (`eval_train`), without taking it from
+  training, and what the plan says.
+  """
+
+  def __init__(self, session: sessions.Session, plan: Plan, *, start_step: int):
+    self._train = session.task.train
     self._session = session
+    self._plan = plan
     self._program = programs.EvalProgram(session.task, session.partitioner)
     self._writer = reporting.SummaryWriter(
       session.job_log_dir,
@@ -139,13 +160,25 @@ class Evaluations:
       enabled=session.is_writer,
       start_step=start_step,
     )
-    self._tests = TestSets(session, test_sources, start_step=start_step)
+    self._tests = TestSets(
+      session,
+      plan.test,
+      start_step=start_step,
+      on_batch=lambda: _follow.stop_if_asked(session),
+    )
+    self._decoder: _decoding.Decoder | None = None
 
   def due(self, step: int) -> bool:
     """Whether to evaluate after `step` updates."""
-    train = self._task.train
-    return step % train.eval_interval_steps == 0 or (
-      step == train.num_train_steps
+    return step % self._train.eval_interval_steps == 0 or (
+      step == self._train.num_train_steps
+    )
+
+  def decode_due(self, step: int) -> bool:
+    """Whether to decode after `step` updates."""
+    interval = self._train.decode_interval_steps
+    return bool(interval and step and self._plan.decode) and (
+      step % (interval or 1) == 0 or step == self._train.num_train_steps
     )
 
   def run(self, step: int, state: tasks.TrainState, batch: Any) -> None:
@@ -155,12 +188,39 @@ class Evaluations:
       step: Updates done.
       state: The state; not given up.
       batch: The training batch of the last update, for `eval_train`.
+
+    Raises:
+      PreemptedError: The job was asked to stop.
     """
     with self._session.world.progress.phase('eval train'):
       result = self._program.run_batch(state.eval_vars, batch)
     self._writer.scalars(step, result.scalars())
     self._writer.flush()
-    for name, found in self._tests.run(step, state.eval_vars).items():
+    self._test(step, state, self._tests.names)
+
+  def catch_up(self, step: int, state: tasks.TrainState) -> None:
+    """Evaluates what a run that stopped at `step` had not come to."""
+    if step and self.due(step):
+      done = self._session.world.broadcast(
+        f'catch_up/{step}', json.dumps(self._tests.done(step)).encode()
+      )
+      missing = [n for n in self._tests.names if n not in json.loads(done)]
+      self._test(step, state, missing)
+
+  def decode(self, step: int, state: tasks.TrainState) -> None:
+    """Decodes with the state after `step` updates."""
+    if self._decoder is None:
+      self._decoder = _decoding.Decoder(
+        self._session, self._plan.decode, self._plan.decode_params
+      )
+    eval_vars = _restore.EvalVars(step=step, mdl_vars=state.eval_vars)
+    self._decoder.run(eval_vars, self._decoder.journal.names)
+
+  def _test(
+    self, step: int, state: tasks.TrainState, names: Sequence[str]
+  ) -> None:
+    results = self._tests.run(step, state.eval_vars, names=names)
+    for name, found in results.items():
       logging.info('%s', _table.line(step, name, found))
 
   def __enter__(self) -> 'Evaluations':

@@ -54,6 +54,10 @@ class Journal:
     """The highest step with a result; 0 if there is none."""
     return max(self._lines[name], default=0)
 
+  def has(self, name: str, step: int) -> bool:
+    """Whether there is a result for this step, of whichever checkpoint."""
+    return step in self._lines[name]
+
   def is_started_over(self, name: str, step: int, saved_s: float) -> bool:
     """Whether a later step has a result, of a checkpoint that is older.
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from absl import logging
 
-from paxlike import inputs, programs, reporting
+from paxlike import inputs, programs, reporting, tasks
 from paxlike.runners import session as sessions
 
 
@@ -77,14 +78,15 @@ class TrainReport:
     Returns:
       `output` on the host.
     """
-    output, norms = jax.device_get((output, norms or {}))
+    output = jax.device_get(output)
+    norms_here = jax.device_get(dict(norms or {}))
     values: dict[str, Any] = {
       'loss': float(output.loss.value),
       'learning_rate': float(output.learning_rate),
       'grad_norm': float(output.grad_norm),
       **{name: float(m.value) for name, m in output.metrics.items()},
     }
-    values |= {f'norm/{name}': float(norm) for name, norm in norms.items()}
+    values |= {f'norm/{name}': float(norm) for name, norm in norms_here.items()}
     speed = self._steps_per_s(step)
     if speed is not None:
       values['steps_per_s'] = speed
@@ -96,9 +98,19 @@ class TrainReport:
     self._line.update(step, loss=values['loss'])
     return output
 
-  def describe(self, text: str) -> None:
-    """Puts the structure of the model beside the summaries."""
+  def describe(self, abstract_state: tasks.TrainState) -> None:
+    """Puts the parameters and their number beside the summaries."""
+    params = abstract_state.mdl_vars['params']
+    total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
+    rows = [
+      f'| {jax.tree_util.keystr(path, simple=True, separator="/")} '
+      f'| {leaf.dtype} | {list(leaf.shape)} | {leaf.sharding.spec} |'
+      for path, leaf in jax.tree.leaves_with_path(params)
+    ]
+    head = ['| parameter | dtype | shape | split |', '|---|---|---|---|']
+    text = '\n'.join([f'{total:,} parameters', '', *head, *rows])
     self._writer.text(self.start_step, 'model', text)
+    logging.info('The model has %s parameters.', f'{total:,}')
 
   def saved(self, step: int) -> None:
     """Shows that `step` has been saved."""

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import fiddle as fdl
+import jax
 
 from paxlike import checkpoint, inputs, parallel, reporting, sync, tasks
 from paxlike.core import errors, fs
+from paxlike.core import typing as ptyping
 
 CHECKPOINTS = 'checkpoints'
 STATUS_INTERVAL_S = 5.0
@@ -73,6 +75,39 @@ class Session:
       self._write_end(error, progress.step)
       raise
     self.write_status('done', progress.step, progress.reason)
+
+  def watchdog(self) -> sync.Watchdog:
+    """Finds out when no step is done any more; to be used as a context."""
+    train = self.task.train
+    return sync.Watchdog(
+      self.world,
+      fs.join(self.job_log_dir, 'status', 'stacks'),
+      factor=train.stall_factor,
+      floor_s=train.stall_floor_s,
+      end_job=train.on_stall == 'stop',
+    )
+
+  def check_same(self, abstract_state: ptyping.PyTree) -> None:
+    """Refuses processes that see other devices, or a model of another shape.
+
+    Raises:
+      DivergenceError: On every process: what differs, and where.
+    """
+    mesh = self.partitioner.mesh
+    kinds = sorted({d.device_kind for d in mesh.devices.flat})
+    leaves = jax.tree.leaves_with_path(abstract_state)
+    sync.check_same(
+      f'{self.mode}/start',
+      {
+        'mesh': f'{dict(mesh.shape)} of {", ".join(kinds)}',
+        'shapes': '\n'.join(
+          f'{jax.tree_util.keystr(path)}: {leaf.dtype}{list(leaf.shape)} '
+          f'{leaf.sharding.spec}'
+          for path, leaf in leaves
+        ),
+      },
+      world=self.world,
+    )
 
   def _write_end(self, error: BaseException, step: int) -> None:
     if self.goes_on_after(error):

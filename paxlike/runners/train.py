@@ -2,28 +2,22 @@
 
 import contextlib
 import dataclasses
-import functools
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any
 
-import jax
-from absl import logging
-
-from paxlike import checkpoint, inputs, parallel, programs, tasks
+from paxlike import checkpoint, inputs, programs, tasks
 from paxlike.core import errors
 from paxlike.runners import (
   _evaluations,
-  _goodput,
-  _restore,
+  _train_loop,
   _train_report,
+  _train_start,
 )
 from paxlike.runners import session as sessions
 
-if TYPE_CHECKING:
-  from paxlike import elastic
-
-_INPUT_STATE = 'input_state'
+# Set by an elastic agent for the processes that it starts. Without it nothing
+# elastic is loaded (tests/elastic/plain_run_test.py).
+_AGENT_VARIABLE = 'PAXLIKE_AGENT'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +44,8 @@ def train_and_evaluate_spmd_model(
   *,
   mesh_p: Any = None,
   eval_on_test: bool = False,
+  decode_input_p: Any = None,
+  decode: Any = None,
 ) -> TrainResult:
   """Trains until `task_p.train.num_train_steps` updates are done.
 
@@ -67,6 +63,9 @@ def train_and_evaluate_spmd_model(
     eval_input_p: Inputs to evaluate during training if `eval_on_test`.
     mesh_p: How the job is split over devices; None: all in `data`.
     eval_on_test: Whether to evaluate `eval_input_p` during training.
+    decode_input_p: Inputs to decode during training if
+      `task_p.train.decode_interval_steps` is set.
+    decode: Config of how their outputs are written.
 
   Returns:
     The last state.
@@ -76,132 +75,71 @@ def train_and_evaluate_spmd_model(
     NonFiniteLossError: The loss became NaN or infinite.
     PreemptedError: The job was asked to stop, and saved its state.
   """
-  worker = _worker()
-  source = _prepared.pop(id(train_input_p), None)
-  source = source or sessions.built(train_input_p)
-  if worker is not None:
-    task_p = sessions.built(task_p)
-    _check_hosts(worker, task_p, source, mesh_p)
   session = sessions.build(
     'train', task_p, job_log_dir, mesh_p=mesh_p, checkpoint_p=checkpoint_p
   )
-  if worker is not None:
-    session = dataclasses.replace(session, goes_on_after=worker.goes_on_after)
-  if not source.is_training:
-    raise errors.ConfigError(
-      f'Input {source.name} is the training input but has is_training=False. '
-      'Set train_input_p.is_training=True.'
-    )
-  test_sources = sessions.build_inputs(eval_input_p) if eval_on_test else []
+  source = _training_input(train_input_p)
+  plan = _evaluations.Plan(
+    test=sessions.build_inputs(eval_input_p) if eval_on_test else (),
+    decode=sessions.build_inputs(decode_input_p)
+    if session.task.train.decode_interval_steps
+    else (),
+    decode_params=sessions.built(decode),
+  )
+  elastic = worker = None
+  if _AGENT_VARIABLE in os.environ:
+    from paxlike.runners import _train_elastic as elastic
+
+    worker, session = elastic.join(session, source, mesh_p)
   with contextlib.ExitStack() as stack:
     progress = stack.enter_context(session.status())
     manager = stack.enter_context(_open_checkpoints(session))
-    begin = functools.partial(
-      _start,
-      session,
+    begin = _train_start.Begin(
+      session=session,
       manager=manager,
       source=source,
       restore_dir=restore_checkpoint_dir,
       restore_step=restore_checkpoint_step,
     )
-    if worker is None:
-      with session.world.progress.phase('restore'):
-        program = programs.TrainProgram(session.task, session.partitioner)
-        start = begin(program)
+    if elastic is not None and worker is not None:
+      session, program, start = elastic.rebuild(
+        worker, session, mesh_p, manager, begin
+      )
     else:
-      session, program, start = _rebuild(
-        worker, session, mesh_p, manager, source, begin
-      )
+      program = programs.TrainProgram(session.task, session.partitioner)
+      start = begin(program)
+    session.check_same(program.abstract_state)
     progress.step = start.step
-    stream = stack.enter_context(
-      programs.batches(source, session.partitioner, start.position)
-    )
-    if worker is None:  # with one, the lighthouse keeps the log
-      stack.enter_context(
-        _goodput.Recorder(session, progress, start_step=start.step)
-      )
-    report = stack.enter_context(
-      _train_report.TrainReport(session, source, start_step=start.step)
-    )
-    evaluations = stack.enter_context(
-      _evaluations.Evaluations(session, test_sources, start_step=start.step)
-    )
-    loop = _Loop(
+    loop = _train_loop.Loop(
       session=session,
       program=program,
       manager=manager,
-      stream=stream,
-      report=report,
-      evaluations=evaluations,
+      stream=stack.enter_context(
+        programs.batches(source, session.partitioner, start.position)
+      ),
+      report=stack.enter_context(
+        _train_report.TrainReport(session, source, start_step=start.step)
+      ),
+      evaluations=stack.enter_context(
+        _evaluations.Evaluations(session, plan, start_step=start.step)
+      ),
       progress=progress,
       worker=worker,
     )
-    return loop.run(start.state, start.step)
+    loop.report.describe(program.abstract_state)
+    stack.enter_context(session.watchdog())
+    state, step = loop.run(start.state, start.step)
+  return TrainResult(state=state, step=step)
 
 
-# Inputs built ahead of their run, by the identity of their config.
-_prepared: dict[int, inputs.Input] = {}
-
-
-def prepare(train_input_p: Any) -> None:
-  """Does what a run does before it touches a device, ahead of it.
-
-  A warm standby calls it, so that a run that replaces a failed one begins
-  sooner.
-  """
-  if train_input_p is not None:
-    _prepared[id(train_input_p)] = sessions.built(train_input_p)
-
-
-def _worker() -> 'elastic.worker.Worker | None':
-  """What an agent wants of this process; without one, nothing is loaded."""
-  if 'PAXLIKE_AGENT' not in os.environ:
-    return None
-  from paxlike import elastic
-
-  return elastic.worker.current()
-
-
-def _check_hosts(
-  worker: 'elastic.worker.Worker', task: Any, source: inputs.Input, mesh_p: Any
-) -> None:
-  """Refuses a number of hosts that the mesh or the batch does not allow."""
-  from paxlike import elastic
-
-  worker.check_hosts(
-    elastic.legal_hosts(
-      sessions.built(mesh_p) or parallel.MeshConfig(),
-      devices_per_host=jax.local_device_count(),
-      max_hosts=worker.max_hosts,
-      batch_size=source.batch_size,
-      num_micro_batches=task.learner.num_micro_batches,
+def _training_input(train_input_p: Any) -> inputs.Input:
+  source = sessions.built(train_input_p)
+  if not source.is_training:
+    raise errors.ConfigError(
+      f'Input {source.name} is the training input but has is_training=False. '
+      'Set train_input_p.is_training=True.'
     )
-  )
-
-
-def _rebuild(
-  worker: 'elastic.worker.Worker',
-  session: sessions.Session,
-  mesh_p: Any,
-  manager: checkpoint.CheckpointManager,
-  source: inputs.Input,
-  begin: Callable[[programs.TrainProgram], '_Start'],
-) -> tuple[sessions.Session, programs.TrainProgram, '_Start']:
-  """Everything for the hosts that are there now, from the newest snapshot."""
-  from paxlike import elastic
-
-  rebuilt = elastic.elastic_handler(
-    jax.devices(),
-    mesh_config=sessions.built(mesh_p) or parallel.MeshConfig(),
-    segment=functools.partial(programs.TrainProgram, session.task),
-    manager=manager,
-    snapshot=worker.snapshot,
-    resume=functools.partial(_resume, source),
-    otherwise=begin,
-  )
-  worker.begin(rebuilt.start.step)
-  session = dataclasses.replace(session, partitioner=rebuilt.partitioner)
-  return session, rebuilt.program, rebuilt.start
+  return source
 
 
 def _open_checkpoints(
@@ -218,192 +156,3 @@ def _open_checkpoints(
     ),
     world=session.world,
   )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Start:
-  """Where training begins."""
-
-  state: tasks.TrainState
-  step: int
-  position: int
-
-
-def _start(
-  session: sessions.Session,
-  program: programs.TrainProgram,
-  *,
-  manager: checkpoint.CheckpointManager,
-  source: inputs.Input,
-  restore_dir: str | None,
-  restore_step: int | None,
-) -> _Start:
-  """The state to begin with: the job's own, another job's, or a fresh one."""
-  if manager.latest_step() is not None:
-    restored = manager.restore(program.abstract_state)
-    where = session.checkpoint_dir
-  elif restore_dir is not None:
-    with _restore.reader(session, restore_dir) as other:
-      restored = other.restore(program.abstract_state, step=restore_step)
-    where = restore_dir
-  else:
-    if restore_step is not None:
-      raise errors.ConfigError(
-        f'--restore_checkpoint_step={restore_step} needs '
-        f'--restore_checkpoint_dir: {session.checkpoint_dir} has no '
-        'checkpoint.'
-      )
-    logging.info('Starting from fresh parameters.')
-    return _Start(state=program.init_state(), step=0, position=0)
-  start = _resume(source, restored)
-  logging.info(
-    'Going on from step %d of %s, batch %d.', start.step, where, start.position
-  )
-  return start
-
-
-def _resume(source: inputs.Input, restored: checkpoint.Restored) -> _Start:
-  """What was restored, with where the input goes on."""
-  position = restored.step
-  if _INPUT_STATE in restored.items:
-    position = inputs.check_state(source, restored.items[_INPUT_STATE])
-  return _Start(
-    state=restored.state, step=int(restored.step), position=position
-  )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Loop:
-  """The parts of a training run, and the order in which they act."""
-
-  session: sessions.Session
-  program: programs.TrainProgram
-  manager: checkpoint.CheckpointManager
-  stream: inputs.Stream
-  report: _train_report.TrainReport
-  evaluations: _evaluations.Evaluations
-  progress: sessions.Progress
-  worker: 'elastic.worker.Worker | None' = None
-
-  def run(self, state: tasks.TrainState, step: int) -> TrainResult:
-    """Trains from `step` to the end."""
-    train = self.session.task.train
-    if step >= train.num_train_steps:
-      logging.info(
-        'Nothing to do: step %d of %d is done.', step, train.num_train_steps
-      )
-    try:
-      while step < train.num_train_steps:
-        if self.session.world.stop.poll():
-          self._stop(state, step)
-        if self.manager.should_save(step):
-          self._save(state, step)
-        state, output, batch = self._step(state, step)
-        step += 1
-        self.progress.step = step
-        self._report(step, state, output)
-        if self.evaluations.due(step):
-          self.evaluations.run(step, state, batch)
-        if self.worker is not None:
-          self.worker.after_step(state, step, self._items())
-    except Exception as error:
-      self._save_after(error, state, step)
-      raise
-    self.manager.wait()
-    if self.manager.latest_step() != step:
-      self._save(state, step)
-      self.manager.wait()
-    return TrainResult(state=state, step=step)
-
-  def _items(self) -> dict[str, Any]:
-    return {_INPUT_STATE: self.stream.state()}
-
-  def _stop(self, state: tasks.TrainState, step: int) -> NoReturn:
-    """Ends the job here, where all processes do, with nothing lost."""
-    if self.worker is not None:
-      self.worker.stop(state, step, self._items())
-    self.manager.wait()
-    if self.manager.latest_step() != step:
-      self._save(state, step)
-      self.manager.wait()
-    raise errors.PreemptedError(
-      f'Stopped on request after step {step}, which is saved; start the job '
-      'again to go on.'
-    )
-
-  def _step(
-    self, state: tasks.TrainState, step: int
-  ) -> tuple[tasks.TrainState, programs.steps.TrainOutput, Any]:
-    """Starts the next update; the first one compiles."""
-    marks = self.session.world.progress
-    with marks.phase('input'):
-      try:
-        batch = next(self.stream)
-      except StopIteration:
-        raise errors.InputError(
-          f'The training input ended after {step} of '
-          f'{self.session.task.train.num_train_steps} steps.'
-        ) from None
-    is_first = step == self.report.start_step
-    with marks.phase('compile') if is_first else contextlib.nullcontext():
-      state, output = self.program.run(state, batch)
-    marks.step(step + 1)
-    return state, output, batch
-
-  def _report(
-    self,
-    step: int,
-    state: tasks.TrainState,
-    output: programs.steps.TrainOutput,
-  ) -> None:
-    """Writes summaries where due; that is when a NaN is found out."""
-    if not self.report.due(step):
-      return
-    due = self.report.norms_due(step)
-    norms = self.program.norms(state) if due else None
-    if self.report.write(step, output, norms).halted:
-      self._raise_non_finite(state)
-
-  def _raise_non_finite(self, state: tasks.TrainState) -> None:
-    step = int(jax.device_get(state.step))
-    raise errors.NonFiniteLossError(
-      f'The loss or its gradient at the update after step {step} is NaN or '
-      f'infinite. It was not applied: the state of step {step} is kept. Lower '
-      'the learning rate, or leave such batches out with '
-      '--set task_p.train.on_nonfinite=skip.'
-    )
-
-  def _save(self, state: tasks.TrainState, step: int) -> None:
-    """Saves the state of `step`, with where the input goes on."""
-    # What followers read of a step must be on disk before the step is.
-    self.report.flush()
-    if bool(jax.device_get(state.extra['halted'])):
-      self._raise_non_finite(state)
-    with self.session.world.progress.phase('save'):
-      self.manager.save(step, state, items=self._items())
-    self.report.saved(step)
-
-  def _save_after(
-    self, error: Exception, state: tasks.TrainState, step: int
-  ) -> None:
-    """Saves the last good state before `error` ends the run."""
-    alone = self.session.world.process_count == 1
-    common = isinstance(error, errors.NonFiniteLossError)
-    # Other processes may be in the middle of a step: they would not come.
-    if not (alone or common) or isinstance(
-      error, errors.SaveError | errors.PreemptedError
-    ):
-      return
-    try:
-      good_step = int(jax.device_get(state.step))
-      if self.manager.latest_step() == good_step:
-        return
-      position = self.stream.state()
-      position['position'] -= step - good_step
-      self.manager.save(
-        good_step, state, items={_INPUT_STATE: position}, force=True
-      )
-      self.manager.wait()
-      logging.info('Saved the last good state, of step %d.', good_step)
-    except Exception as second:  # noqa: BLE001 - the first error is the cause
-      logging.warning('The last state could not be saved: %s', second)

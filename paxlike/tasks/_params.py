@@ -33,6 +33,11 @@ class TrainParams:
     on_nonfinite: A NaN or infinite loss or gradient: 'stop' keeps the last
       finite state, saves it, and ends the run with an error; 'skip' leaves
       that update out and goes on.
+    stall_factor: A job in which no step is done for so many times its median
+      step counts as stalled: all processes write their Python stacks to
+      status/stacks/, and the log says which of them differ.
+    stall_floor_s: But never before so many seconds.
+    on_stall: 'report' does no more than that; 'stop' also ends the job.
   """
 
   num_train_steps: int
@@ -48,48 +53,53 @@ class TrainParams:
   max_inflight_steps: int = 2
   random_seed: int = 0
   on_nonfinite: str = 'stop'
+  stall_factor: float = 10.0
+  stall_floor_s: float = 300.0
+  on_stall: str = 'report'
 
   def __post_init__(self) -> None:
     if self.num_train_steps < 0:
       raise errors.ConfigError(
         f'task_p.train.num_train_steps is {self.num_train_steps}, must be >= 0.'
       )
-    for name in (
-      'save_interval_steps',
-      'save_max_to_keep',
-      'summary_interval_steps',
-      'norm_summary_interval_steps',
-      'eval_interval_steps',
-      'decode_interval_steps',
-      'max_inflight_steps',
-    ):
+    for name in _AT_LEAST_1:
       value = getattr(self, name)
       if value is not None and value < 1:
         raise errors.ConfigError(
           f'task_p.train.{name} is {value}, must be >= 1. For "only at the '
           f'end" set it to num_train_steps ({self.num_train_steps}).'
         )
-    norms, summaries = (
-      self.norm_summary_interval_steps,
-      self.summary_interval_steps,
-    )
-    if norms is not None and norms % summaries:
+    for name in _ABOVE_0:
+      if not getattr(self, name) > 0:
+        raise errors.ConfigError(
+          f'task_p.train.{name} is {getattr(self, name)}, must be > 0.'
+        )
+    for name, allowed in _CHOICES.items():
+      if getattr(self, name) not in allowed:
+        raise errors.ConfigError(
+          f'task_p.train.{name} is {getattr(self, name)!r}, must be one of '
+          f'{", ".join(allowed)}.'
+        )
+    norms = self.norm_summary_interval_steps
+    if norms is not None and norms % self.summary_interval_steps:
       raise errors.ConfigError(
         f'task_p.train.norm_summary_interval_steps is {norms}, must be a '
-        f'multiple of summary_interval_steps ({summaries}).'
+        f'multiple of summary_interval_steps ({self.summary_interval_steps}).'
       )
-    if self.follow_policy not in ('latest', 'all'):
-      raise errors.ConfigError(
-        f'task_p.train.follow_policy is {self.follow_policy!r}, must be '
-        "'latest' or 'all'."
-      )
-    if not self.follow_timeout_s > 0:
-      raise errors.ConfigError(
-        f'task_p.train.follow_timeout_s is {self.follow_timeout_s}, must be '
-        '> 0.'
-      )
-    if self.on_nonfinite not in ('stop', 'skip'):
-      raise errors.ConfigError(
-        f'task_p.train.on_nonfinite is {self.on_nonfinite!r}, must be '
-        "'stop' or 'skip'."
-      )
+
+
+_AT_LEAST_1 = (
+  'save_interval_steps',
+  'save_max_to_keep',
+  'summary_interval_steps',
+  'norm_summary_interval_steps',
+  'eval_interval_steps',
+  'decode_interval_steps',
+  'max_inflight_steps',
+)
+_ABOVE_0 = ('follow_timeout_s', 'stall_factor', 'stall_floor_s')
+_CHOICES = {
+  'follow_policy': ('latest', 'all'),
+  'on_nonfinite': ('stop', 'skip'),
+  'on_stall': ('report', 'stop'),
+}

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from paxlike import checkpoint, inputs, reporting
+from paxlike import checkpoint, inputs, reporting, sync
 from paxlike.core import errors
 from paxlike.runners import train
 from tests.fakes import tiny_task
@@ -221,3 +221,76 @@ def test_one_compile_a_step_kind_over_a_run_and_its_resume(tmp_path, compiles):
   assert compiles('train_step') == 1
   # One for the training batch of 4 rows and one for the test batches of 4.
   assert compiles('eval_step') <= 2
+
+
+def test_a_request_to_stop_saves_that_step_and_a_restart_goes_on(
+  tmp_path, monkeypatch
+):
+  asked = sync.SoloWorld()
+  monkeypatch.setattr(sync, 'world', lambda: asked)
+
+  class Stopping(inputs.ArraysInput):
+    def read(self, position, rows):
+      if position == 3:
+        asked.stop.ask('the test')  # the first run's world; later ones differ
+      return super().read(position, rows)
+
+  arrays = tiny_task.make_input().arrays
+  source = Stopping(name='tiny', batch_size=4, is_training=True, arrays=arrays)
+  with pytest.raises(errors.PreemptedError, match='start the job again'):
+    run(tmp_path, source=source)
+  status = reporting.read_status(str(tmp_path), 'train')
+  assert status.state == 'preempted'
+  assert steps_in(tmp_path)[-1] == status.step < 6
+  monkeypatch.undo()
+  np.testing.assert_array_equal(
+    kernel(run(tmp_path, source=source)), kernel(run(tmp_path / 'straight'))
+  )
+
+
+def test_an_evaluation_cut_off_by_a_stop_is_made_up_for(tmp_path, monkeypatch):
+  asked = sync.SoloWorld()
+  monkeypatch.setattr(sync, 'world', lambda: asked)
+
+  class Stopping(inputs.ArraysInput):
+    def read(self, position, rows):
+      asked.stop.ask('the test')
+      return super().read(position, rows)
+
+  arrays = tiny_task.make_input().arrays
+  task = tiny_task.make_task(num_train_steps=4, eval_interval_steps=2)
+  tests = [
+    kind(name='test', batch_size=4, arrays=arrays)
+    for kind in (Stopping, inputs.ArraysInput)
+  ]
+  with pytest.raises(errors.PreemptedError):
+    run(tmp_path, task=task, eval_input_p=tests[0], eval_on_test=True)
+  assert steps_in(tmp_path)[-1] == 2
+  monkeypatch.undo()
+  run(tmp_path, task=task, eval_input_p=tests[1], eval_on_test=True)
+  lines = reporting.read_metrics(str(tmp_path), 'eval_test_test')
+  assert [line['step'] for line in lines] == [2, 4]
+
+
+def test_decoding_during_training_writes_the_outputs_of_that_step(tmp_path):
+  class Decoding(tiny_task.LinearTask):
+    def decode(self, mdl_vars, batch, *, key):
+      return {'sum': batch['inputs'].sum(axis=1)}
+
+  base = tiny_task.make_task(num_train_steps=5, decode_interval_steps=2)
+  task = Decoding(learner=base.learner, train=base.train)
+  source = tiny_task.make_input(6, name='some', is_training=False)
+  run(tmp_path, task=task, decode_input_p=source)
+  for step in (2, 4, 5):
+    pairs = list(
+      reporting.read_key_values(
+        str(tmp_path / f'decoder_out/some/decoder_out_{step}_*.jsonl')
+      )
+    )
+    assert [key for key, _ in pairs] == ['0', '1', '2', '3', '4', '5']
+
+
+def test_the_model_is_told_of_beside_the_summaries(tmp_path):
+  run(tmp_path)
+  (path,) = (tmp_path / 'summaries/train').iterdir()
+  assert b'4 parameters' in path.read_bytes()

@@ -14,6 +14,9 @@ from paxlike.core import errors
     ('eval_interval_steps', -3),
     ('max_inflight_steps', 0),
     ('on_nonfinite', 'panic'),
+    ('on_stall', 'ignore'),
+    ('stall_floor_s', 0.0),
+    ('follow_policy', 'some'),
   ],
 )
 def test_nonsense_is_refused_with_name_and_value(name, value):

@@ -1,0 +1,192 @@
+"""The order of things in training: save, step, report, evaluate, stop.
+
+Promises: whatever is reported of a step is in its file before that step is
+saved; the last good state is saved however the loop ends; between two reports
+nothing is fetched from the device.
+"""
+
+import contextlib
+import dataclasses
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import jax
+from absl import logging
+
+from paxlike import checkpoint, inputs, programs, tasks
+from paxlike.core import errors
+from paxlike.runners import _evaluations, _train_report, _train_start
+from paxlike.runners import session as sessions
+
+if TYPE_CHECKING:
+  from paxlike import elastic
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Loop:
+  """The parts of a training run.
+
+  Attributes:
+    session: The job.
+    program: The step.
+    manager: The job's checkpoints.
+    stream: The training batches.
+    report: What is said of steps.
+    evaluations: What is evaluated and decoded between steps.
+    progress: Where followers are told how far the job is.
+    worker: The agent's side of an elastic job; None in a plain one.
+  """
+
+  session: sessions.Session
+  program: programs.TrainProgram
+  manager: checkpoint.CheckpointManager
+  stream: inputs.Stream
+  report: _train_report.TrainReport
+  evaluations: _evaluations.Evaluations
+  progress: sessions.Progress
+  worker: 'elastic.worker.Worker | None' = None
+
+  def run(
+    self, state: tasks.TrainState, step: int
+  ) -> tuple[tasks.TrainState, int]:
+    """Trains from `step` to the end.
+
+    Args:
+      state: The state after `step` updates; given up.
+      step: Updates done.
+
+    Returns:
+      The last state, which is saved, and its step.
+    """
+    num_train_steps = self.session.task.train.num_train_steps
+    if step >= num_train_steps:
+      logging.info(
+        'Nothing to train: step %d of %d is done.', step, num_train_steps
+      )
+    try:
+      self._evaluate(state, step, batch=None)
+      while step < num_train_steps:
+        if self.session.world.stop.poll():
+          self._stop(state, step)
+        if self.manager.should_save(step):
+          self._save(state, step)
+        state, output, batch = self._step(state, step)
+        step += 1
+        self.progress.step = step
+        self._report(step, state, output)
+        self._evaluate(state, step, batch)
+        if self.worker is not None:
+          self.worker.after_step(state, step, self._items())
+    except Exception as error:
+      self._save_after(error, state, step)
+      raise
+    self._save_last(state, step)
+    return state, step
+
+  def _items(self) -> dict[str, Any]:
+    return {_train_start.INPUT_STATE: self.stream.state()}
+
+  def _step(
+    self, state: tasks.TrainState, step: int
+  ) -> tuple[tasks.TrainState, programs.steps.TrainOutput, Any]:
+    """Starts the next update; the first one compiles."""
+    marks = self.session.world.progress
+    with marks.phase('input'):
+      try:
+        batch = next(self.stream)
+      except StopIteration:
+        raise errors.InputError(
+          f'The training input ended after {step} of '
+          f'{self.session.task.train.num_train_steps} steps.'
+        ) from None
+    is_first = step == self.report.start_step
+    with marks.phase('compile') if is_first else contextlib.nullcontext():
+      state, output = self.program.run(state, batch)
+    marks.step(step + 1)
+    return state, output, batch
+
+  def _report(
+    self,
+    step: int,
+    state: tasks.TrainState,
+    output: programs.steps.TrainOutput,
+  ) -> None:
+    """Writes summaries where due; that is when a NaN is found out."""
+    if not self.report.due(step):
+      return
+    due = self.report.norms_due(step)
+    norms = self.program.norms(state) if due else None
+    if self.report.write(step, output, norms).halted:
+      self._raise_non_finite(state)
+
+  def _evaluate(self, state: tasks.TrainState, step: int, batch: Any) -> None:
+    """Evaluates where due, and after a resume what a stop had cut off."""
+    try:
+      if batch is None:
+        self.evaluations.catch_up(step, state)
+      elif self.evaluations.due(step):
+        self.evaluations.run(step, state, batch)
+      if self.evaluations.decode_due(step):
+        self.evaluations.decode(step, state)
+    except errors.PreemptedError:
+      self._stop(state, step)
+
+  def _save(self, state: tasks.TrainState, step: int) -> None:
+    """Saves the state of `step`, with where the input goes on."""
+    # What followers read of a step must be on disk before the step is.
+    self.report.flush()
+    if bool(jax.device_get(state.extra['halted'])):
+      self._raise_non_finite(state)
+    with self.session.world.progress.phase('save'):
+      self.manager.save(step, state, items=self._items())
+    self.report.saved(step)
+
+  def _save_last(self, state: tasks.TrainState, step: int) -> None:
+    """Makes sure that `step` is saved and durable."""
+    self.manager.wait()
+    if self.manager.latest_step() != step:
+      self._save(state, step)
+      self.manager.wait()
+
+  def _stop(self, state: tasks.TrainState, step: int) -> NoReturn:
+    """Ends the job here, where all processes do, with nothing lost."""
+    if self.worker is not None:
+      self.worker.stop(state, step, self._items())
+    self._save_last(state, step)
+    raise errors.PreemptedError(
+      f'Stopped on request after step {step}, which is saved; start the job '
+      'again to go on.'
+    )
+
+  def _save_after(
+    self, error: Exception, state: tasks.TrainState, step: int
+  ) -> None:
+    """Saves the last good state before `error` ends the run."""
+    alone = self.session.world.process_count == 1
+    common = isinstance(error, errors.NonFiniteLossError)
+    saved = isinstance(error, errors.SaveError | errors.PreemptedError)
+    # Other processes may be in the middle of a step: they would not come.
+    if saved or not (alone or common):
+      return
+    try:
+      good_step = int(jax.device_get(state.step))
+      self.manager.wait()
+      if self.manager.latest_step() == good_step:
+        return
+      input_state = self.stream.state()
+      input_state['position'] -= step - good_step
+      self.manager.save(
+        good_step, state, items={_train_start.INPUT_STATE: input_state}
+      )
+      self.manager.wait()
+      logging.info('Saved the last good state, of step %d.', good_step)
+    except Exception as second:  # noqa: BLE001 - the first error is the cause
+      logging.warning('The last state could not be saved: %s', second)
+
+  def _raise_non_finite(self, state: tasks.TrainState) -> NoReturn:
+    step = int(jax.device_get(state.step))
+    raise errors.NonFiniteLossError(
+      f'The loss or its gradient at the update after step {step} is NaN or '
+      f'infinite. It was not applied: the state of step {step} is kept. Lower '
+      'the learning rate, or leave such batches out with '
+      '--set task_p.train.on_nonfinite=skip.'
+    )

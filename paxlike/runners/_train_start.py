@@ -1,0 +1,92 @@
+"""Where a training run begins: the newest checkpoint, another job's, or new."""
+
+import dataclasses
+
+from absl import logging
+
+from paxlike import checkpoint, inputs, programs, tasks
+from paxlike.core import errors
+from paxlike.runners import _restore
+from paxlike.runners import session as sessions
+
+INPUT_STATE = 'input_state'
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+  """What a training run begins with.
+
+  Attributes:
+    state: The state.
+    step: Updates done.
+    position: The first batch to read.
+  """
+
+  state: tasks.TrainState
+  step: int
+  position: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Begin:
+  """Finds the state to begin with.
+
+  Attributes:
+    session: The job.
+    manager: The job's own checkpoints.
+    source: The training input.
+    restore_dir: Directory of checkpoints for a job that has none of its own.
+    restore_step: Which of those; None: the newest.
+  """
+
+  session: sessions.Session
+  manager: checkpoint.CheckpointManager
+  source: inputs.Input
+  restore_dir: str | None
+  restore_step: int | None
+
+  def __call__(self, program: programs.TrainProgram) -> Start:
+    """The state of this job, of another one, or a fresh one.
+
+    Raises:
+      CheckpointNotFoundError: The other job has no such checkpoint.
+      InputMismatchError: The data are not those that it was trained on.
+    """
+    where = self.session.checkpoint_dir
+    with self.session.world.progress.phase('restore'):
+      if self.manager.latest_step() is not None:
+        restored = self.manager.restore(program.abstract_state)
+      elif self.restore_dir is not None:
+        where = self.restore_dir
+        with _restore.reader(self.session, where) as other:
+          restored = other.restore(
+            program.abstract_state, step=self.restore_step
+          )
+      else:
+        return self._fresh(program)
+    start = self.resume(restored)
+    logging.info(
+      'Going on from step %d of %s, batch %d.',
+      start.step,
+      where,
+      start.position,
+    )
+    return start
+
+  def resume(self, restored: checkpoint.Restored) -> Start:
+    """What was restored, with where the input goes on."""
+    position = restored.step
+    if INPUT_STATE in restored.items:
+      position = inputs.check_state(self.source, restored.items[INPUT_STATE])
+    return Start(state=restored.state, step=restored.step, position=position)
+
+  def _fresh(self, program: programs.TrainProgram) -> Start:
+    if self.restore_step is not None:
+      raise errors.ConfigError(
+        f'--restore_checkpoint_step={self.restore_step} needs '
+        f'--restore_checkpoint_dir: {self.session.checkpoint_dir} has no '
+        'checkpoint.'
+      )
+    logging.info('Starting from fresh parameters.')
+    with self.session.world.progress.phase('compile'):
+      return Start(state=program.init_state(), step=0, position=0)
