@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from paxlike import checkpoint
 from tests.checkpoint import states
+from tests.fakes import faulty_fs
 
 _ROOT = pathlib.Path(__file__).parents[2]
 
@@ -101,3 +103,51 @@ def test_killed_while_pinning_the_steps_stay_whole(fuzz: _Fuzz, action):
 @pytest.mark.parametrize('kind', states.KINDS)
 def test_a_killed_conversion_leaves_no_half_step(fuzz: _Fuzz, kind):
   assert fuzz('convert', kind=kind)['killed'] >= 20
+
+
+@pytest.mark.parametrize('kind', states.KINDS)
+def test_all_bytes_and_names_are_synced_before_the_step_gets_its_name(
+  tmp_path, kind
+):
+  """So that the power may fail at any moment, not only the process."""
+  states.save_steps(tmp_path, kind, (1,))
+  disk = faulty_fs.FaultyFileSystem()
+  keep = checkpoint.KeepPolicy(max_to_keep=1)
+  with states.manager(
+    tmp_path, kind, file_system=disk, keep_policy=keep
+  ) as manager:
+    begin = len(disk.calls)
+    manager.save(2, states.plain(2), items={'input_state': 2})
+  calls = disk.calls[begin:]
+  named = calls.index(
+    faulty_fs.Call('rename', str(tmp_path / 'checkpoint_00000002'))
+  )
+
+  def last(method: str, path: str) -> int:
+    return max(
+      i for i, c in enumerate(calls) if c == faulty_fs.Call(method, path)
+    )
+
+  # `write_new` syncs the bytes by itself; the name is the directory's.
+  new = [
+    c for c in calls[:named] if c.method in ('create', 'write_new', 'make_dirs')
+  ]
+  assert len(new) >= 4
+  for call in new:
+    if call.method == 'create':
+      assert last('write_at', call.path) < last('finish', call.path) < named
+    parent = str(pathlib.Path(call.path).parent)
+    if parent != str(tmp_path):
+      assert last(call.method, call.path) < last('sync_dir', parent) < named
+  # Nothing goes before the new name is durable.
+  synced = next(
+    i
+    for i, c in enumerate(calls)
+    if i > named and c == faulty_fs.Call('sync_dir', str(tmp_path))
+  )
+  hidden = next(
+    i
+    for i, c in enumerate(calls)
+    if c.method == 'rename' and 'todelete_' in c.path
+  )
+  assert named < synced < hidden

@@ -115,6 +115,14 @@ def test_ls_shows_what_is_not_complete_without_touching_it(gda):
   assert sorted(gda.rglob('*')) == before
 
 
+def test_names_that_are_not_exactly_ours_are_left_alone(gda):
+  for name in ('100', 'checkpoint_x', 'checkpoint_1.bak', 'lost+found'):
+    (gda / 'checkpoints' / name).mkdir()
+  (gda / 'checkpoints' / 'checkpoint_00000005').write_bytes(b'a file')
+  assert [s.step for s in tools.list_steps(gda).steps] == [100, 200]
+  assert tools.verify(gda).damage == ()
+
+
 def test_ls_warns_of_a_torn_history(gda):
   (gda / 'checkpoints/checkpoints.pb').write_bytes(b'\x0a')
   listing = tools.list_steps(gda)

@@ -246,8 +246,12 @@ def _bits_differ(a: np.ndarray, b: np.ndarray) -> np.ndarray:
   """Which elements differ; by value where the dtypes do."""
   if a.dtype != b.dtype:
     return np.asarray(_wide(a) != _wide(b))
-  bytes_a = np.ascontiguousarray(a).view(np.uint8).reshape(a.size, -1)
-  bytes_b = np.ascontiguousarray(b).view(np.uint8).reshape(b.size, -1)
+  a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)
+  if a.dtype.itemsize in (1, 2, 4, 8):
+    bits = f'u{a.dtype.itemsize}'
+    return a.view(bits) != b.view(bits)
+  bytes_a = a.view(np.uint8).reshape(a.size, -1)
+  bytes_b = b.view(np.uint8).reshape(b.size, -1)
   return (bytes_a != bytes_b).any(axis=1)
 
 

@@ -129,7 +129,7 @@ class _Lister:
     self._now_s = now_s
 
   def summary(self, name: str) -> StepSummary | None:
-    """The line of one directory; None if it vanished meanwhile."""
+    """The line of one directory; None if it vanished, or is a file."""
     path = fs.join(self._place.directory, name)
     step = _step_of(name)
     assert step is not None
@@ -147,6 +147,8 @@ class _Lister:
         return None
       return self._without_manifest(step, name, INCOMPLETE, size_bytes)
     except (errors.CheckpointError, OSError) as e:
+      if not self._fs.is_dir(path):
+        return None
       return self._without_manifest(step, name, DAMAGED, size_bytes, str(e))
     return StepSummary(
       step=step,
