@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax._src import clusters, distributed
+from jax._src import clusters, compilation_cache, compiler, distributed
 
 from paxlike.sync import _store as store_lib
 
@@ -40,7 +40,37 @@ def connect(
     initialization_timeout=max(1, int(timeout_s)),
     shutdown_timeout_seconds=10,
   )
+  if process_id != 0:
+    _keep_compiled_programs()
   return CoordinationStore(distributed.global_state.client)
+
+
+def _keep_compiled_programs() -> None:
+  """Lets this process write the compilation cache, as process 0 does.
+
+  JAX lets only process 0 write, since the key of a program is the same on all.
+  Not so on CPU: the key tells which process it is, so the others would never
+  find anything, and compile for long while process 0 waits for them.
+  (compilation_test.py::test_every_process_finds_its_programs_again)
+  """
+
+  def write(
+    key: str,
+    compile_s: float,
+    name: str,
+    backend: Any,
+    executable: Any,
+    host_callbacks: Sequence[Any],
+  ) -> None:
+    least_s = jax.config.values['jax_persistent_cache_min_compile_time_secs']
+    if (
+      backend.platform == 'cpu' and not host_callbacks and compile_s >= least_s
+    ):
+      compilation_cache.put_executable_and_time(
+        key, name, executable, backend, int(compile_s)
+      )
+
+  compiler._cache_write = write  # noqa: SLF001 - there is no option for it
 
 
 def is_connected() -> bool:
