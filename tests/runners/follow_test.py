@@ -11,7 +11,6 @@ from paxlike.runners import _follow, _journal, session, train
 from tests.fakes import tiny_task
 from tests.fakes import world as fake_world
 
-
 # What four steps of training leave: the state before the first one too.
 STEPS = [0, 1, 2, 3, 4]
 
