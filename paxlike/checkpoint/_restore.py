@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paxlike.checkpoint import _boxes, _state, _stores
+from paxlike.checkpoint import _boxes, _staging, _state, _stores
 from paxlike.checkpoint._stores import requests
 from paxlike.core import errors, trees
 from paxlike.protos import checkpoint_pb2 as pb
@@ -250,8 +250,9 @@ def fill(
     The target's structure with the values of the checkpoint.
   """
   infos = _state.infos_of(manifest)
+  slabs = _staging.Slabs()
   builds = [
-    None if fit.number is None else _Build(fit.target, fit.number, infos)
+    None if fit.number is None else _Build(fit.target, fit.number, infos, slabs)
     for fit in found.fits
   ]
   reader.read([r for b in builds if b is not None for r in b.requests])
@@ -265,7 +266,13 @@ def fill(
 class _Build:
   """One array that is being restored: what to read, then what to make."""
 
-  def __init__(self, target: Any, number: int, infos: list[_state.ArrayInfo]):
+  def __init__(
+    self,
+    target: Any,
+    number: int,
+    infos: list[_state.ArrayInfo],
+    slabs: _staging.Slabs,
+  ):
     self._target = target
     self._info = infos[number]
     self._sharding = (
@@ -273,6 +280,8 @@ class _Build:
       if isinstance(target, (np.ndarray, np.generic))
       else self._raw_sharding()
     )
+    # A NumPy array may be kept for long, and would keep its neighbours' memory.
+    self._slabs = None if self._sharding is None else slabs
     self._by_box: dict[_boxes.Box, requests.Request] = {}
     shape = self._info.shape
     if self._sharding is None:
@@ -283,7 +292,7 @@ class _Build:
 
   def _add(self, number: int, box: _boxes.Box) -> None:
     if box not in self._by_box:
-      self._by_box[box] = requests.make(number, box, self._info)
+      self._by_box[box] = requests.make(number, box, self._info, self._slabs)
 
   @property
   def requests(self) -> list[requests.Request]:

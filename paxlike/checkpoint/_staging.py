@@ -20,6 +20,7 @@ from paxlike.core import errors, fs
 _HUGE_PAGE = 1 << 21
 # How many device arrays travel to the host ahead of the copy.
 _LOOKAHEAD = 8
+_SLAB_BYTES = 64 << 20
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -171,6 +172,27 @@ def flat_bytes(value: Any) -> np.ndarray:
   if array.dtype.byteorder == '>':
     array = array.astype(array.dtype.newbyteorder('<'))
   return array.reshape(-1).view(np.uint8)
+
+
+class Slabs:
+  """Fresh memory in large blocks, each freed with the last array in it.
+
+  The system gives a block in huge pages, which it fills several times faster
+  than the small ones that an array of its own would get.
+  """
+
+  def __init__(self) -> None:
+    self._slab = np.empty(0, np.uint8)
+
+  def take(self, size_bytes: int) -> np.ndarray:
+    """Memory that begins at a page and is whole pages long."""
+    padded = round_up(size_bytes, fs.BLOCK_BYTES)
+    if padded > _SLAB_BYTES // 4:
+      return aligned_empty(size_bytes)
+    if self._slab.size < padded:
+      self._slab = _page_aligned(_SLAB_BYTES)
+    taken, self._slab = self._slab[:padded], self._slab[padded:]
+    return taken
 
 
 def aligned_empty(size_bytes: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from paxlike.core import errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
 
 # From this size on a box is read straight into the memory asked for.
-IN_PLACE_BYTES = 4 << 20
+IN_PLACE_BYTES = 256 << 10
 
 
 class VanishedError(errors.CheckpointDamagedError):
@@ -34,14 +34,26 @@ class Request:
   memory: np.ndarray
 
 
-def make(array: int, box: _boxes.Box, info: _state.ArrayInfo) -> Request:
-  """A request with fresh memory that nothing else will ever use."""
+def make(
+  array: int,
+  box: _boxes.Box,
+  info: _state.ArrayInfo,
+  slabs: _staging.Slabs | None = None,
+) -> Request:
+  """A request with fresh memory that nothing else will ever use.
+
+  Args:
+    array: Number of the array in the manifest.
+    box: Which part of it.
+    info: What the array is.
+    slabs: Where many requests of one restore take their memory from.
+  """
   num_bytes = box.size * info.dtype.itemsize
   # Only what is read in place has to begin at a page.
   memory = (
     np.empty(num_bytes, np.uint8)
     if num_bytes < IN_PLACE_BYTES
-    else _staging.aligned_empty(num_bytes)
+    else (slabs or _staging.Slabs()).take(num_bytes)
   )
   out = memory[:num_bytes].view(info.dtype).reshape(box.shape)
   return Request(array, box, out, memory)
