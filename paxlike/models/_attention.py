@@ -5,8 +5,8 @@ side, packed segments, sliding windows and caches obey one rule; a position
 below 0 is padding, and its content never reaches any other position.
 """
 
-import dataclasses
 import itertools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,18 +23,14 @@ _CHUNK = 128
 _MAX_CHUNKS = 8
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Rotation:
+class Rotation(NamedTuple):
   """Angles of the rotary embedding of each position, as cosine and sine."""
 
   cos: Float[Array, 'batch time half']
   sin: Float[Array, 'batch time half']
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class LayerCache:
+class LayerCache(NamedTuple):
   """Keys and values of one layer, one slot for each position written."""
 
   keys: Float[Array, 'batch kv_heads slots head_dim']

@@ -1,6 +1,7 @@
 """Beam search: the likeliest continuations instead of likely tokens."""
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paxlike.models import _decoder, _prompt, _transformer
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Beams:
+class _Beams(NamedTuple):
   """Continuations of each prompt; `scores` rank them, -inf is none.
 
   While they can grow, their score is their log-probability; once finished, that
@@ -33,9 +32,7 @@ class _Beams:
     return jax.tree.map(gather, self)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _State:
+class _State(NamedTuple):
   step: Int[Array, '']
   alive: _Beams
   finished: _Beams
@@ -88,7 +85,7 @@ def search(
     features, cache = decoder.extend(
       last[:, None], positions[:, None], state.cache
     )
-    state = dataclasses.replace(state, cache=cache)
+    state = state._replace(cache=cache)
     return _grow(state, decoder.logits(features[:, 0]), limits, config)
 
   def goes_on(state: _State) -> Bool[Array, '']:
@@ -115,7 +112,7 @@ def _start(
   )
   # All beams hold the same prompt: only one of them may grow.
   first = nothing.at[:, 0].set(jnp.where(prompt.limits > 0, 0.0, -jnp.inf))
-  alive = dataclasses.replace(finished, log_probs=first, scores=first)
+  alive = finished._replace(log_probs=first, scores=first)
   return _State(
     step=jnp.zeros((), jnp.int32), alive=alive, finished=finished, cache=cache
   )
@@ -136,7 +133,7 @@ def _grow(
 
   grown = jnp.where(ends, -jnp.inf, candidates.scores)
   scores, kept = jax.lax.top_k(grown, num_beams)
-  alive = dataclasses.replace(candidates.take(kept), scores=scores)
+  alive = candidates.take(kept)._replace(scores=scores)
   parents = jnp.take_along_axis(parents, kept, axis=1)
   rows = (jnp.arange(batch_size)[:, None] * num_beams + parents).reshape(-1)
 
@@ -145,7 +142,7 @@ def _grow(
   pool = jax.tree.map(
     lambda a, b: jnp.concatenate([a, b], axis=1),
     state.finished,
-    dataclasses.replace(candidates, scores=ended),
+    candidates._replace(scores=ended),
   )
   _, kept = jax.lax.top_k(pool.scores, num_beams)
   return _State(

@@ -7,7 +7,7 @@ cache keeps its structure, shapes and dtypes, so it can be carried by
 """
 
 import dataclasses
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +22,7 @@ _ModuleT = TypeVar('_ModuleT', bound=nnx.Module)
 EMPTY = -1
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class KvCache:
+class KvCache(NamedTuple):
   """What the positions so far left for those to come.
 
   All rows write the same slot at a time, which makes the write one cheap
@@ -46,12 +44,12 @@ class KvCache:
     layers, positions = jax.tree.map(
       lambda a: a[rows], (self.layers, self.positions)
     )
-    return dataclasses.replace(self, layers=layers, positions=positions)
+    return self._replace(layers=layers, positions=positions)
 
   def forget(self, rows: Bool[Array, ' batch']) -> 'KvCache':
     """Empties these rows for other sequences; the others stay."""
     positions = jnp.where(rows[:, None], EMPTY, self.positions)
-    return dataclasses.replace(self, positions=positions)
+    return self._replace(positions=positions)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,6 +104,25 @@ class Decoder:
         positions, [(0, 0), (0, num_slots - time)], constant_values=EMPTY
       ),
       next_slot=jnp.int32(time),
+    )
+
+  def init_cache(self, batch_size: int, *, num_slots: int) -> KvCache:
+    """An empty cache of so many columns, padding included."""
+    dtype = jnp.dtype(self.config.compute_dtype)
+    empty = jnp.zeros(
+      (
+        batch_size,
+        self.config.num_kv_heads,
+        num_slots,
+        self.config.head_dim,
+      ),
+      dtype,
+    )
+    layer = _attention.LayerCache(keys=empty, values=empty)
+    return KvCache(
+      layers=(layer,) * len(self.blocks),
+      positions=jnp.full((batch_size, num_slots), EMPTY, jnp.int32),
+      next_slot=jnp.zeros((), jnp.int32),
     )
 
   def extend(

@@ -7,6 +7,7 @@ side or the amount of padding, or what the padding holds.
 """
 
 import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -82,9 +83,7 @@ class GenerateConfig:
       )
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Generated:
+class Generated(NamedTuple):
   """Continuations of each prompt, the prompt not included.
 
   Attributes:
@@ -100,9 +99,7 @@ class Generated:
   log_probs: Float[Array, 'batch samples']
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class _Progress:
+class _Progress(NamedTuple):
   """What the loop over tokens carries."""
 
   step: Int[Array, '']

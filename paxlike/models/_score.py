@@ -1,6 +1,6 @@
 """Log-probabilities of given continuations."""
 
-import dataclasses
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,9 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 from paxlike.models import _prompt, _transformer
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Scores:
+class Scores(NamedTuple):
   """How likely a model finds each continuation.
 
   Attributes:
