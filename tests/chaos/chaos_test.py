@@ -52,7 +52,7 @@ def test_random_faults_change_no_bit(tmp_path, undisturbed):
     num_steps=num_steps,
     snapshot_steps=_SNAPSHOT_STEPS,
     flags=_CONSTANT,
-    settings=['PAUSE_S=0.05'],
+    settings=['PAUSE_S=0.05', 'task_p.train.save_interval_steps=20'],
   ) as job:
     for index, what in enumerate(_faults(random_, _FAULTS)):
       job.wait_for_step((index + 1) * num_steps // (_FAULTS + 1))
@@ -62,7 +62,7 @@ def test_random_faults_change_no_bit(tmp_path, undisturbed):
         job.wait_for_event('adopted', after=seen)
         assert job.generation() == generation, 'training need not stop'
       else:
-        job.wait_for_event('first step', after=seen)
+        job.wait_for_new_steps(after_generation=generation)
     assert job.wait(timeout_s=300.0) == 0, job.log()
     formed = [e for e in job.events() if e['event'] == 'formed']
     assert {e['n'] for e in formed} == {3}
@@ -127,30 +127,41 @@ def test_an_error_that_would_come_again_ends_the_job(tmp_path):
 
 
 def _faults(random_: random.Random, count: int) -> list[str]:
-  """A shuffled list in which each kind comes once before any comes again."""
-  kinds = ['rank 0', 'worker', 'host', 'stopped', 'lighthouse', 'two workers']
-  if count < len(kinds):
-    kinds.remove('two workers')
-  chosen: list[str] = []
+  """Those of CI first, each kind once before any comes again."""
+  first = ['rank 0', 'host', 'stopped', 'lighthouse', 'restoring']
+  others = ['worker', 'two workers', 'agent', 'saving', 'forming']
+  chosen = random_.sample(first, len(first))
   while len(chosen) < count:
-    chosen += random_.sample(kinds, len(kinds))
+    chosen += random_.sample(first + others, len(first + others))
   return chosen[:count]
 
 
 def _do(job: harness.Job, what: str, random_: random.Random) -> None:
+  rank = random_.randrange(3)
   if what == 'rank 0':
     job.kill_worker(0)
   elif what == 'worker':
-    job.kill_worker(random_.randrange(1, 3))
+    job.kill_worker(rank)
   elif what == 'two workers':
-    job.kill_worker(1)
-    job.kill_worker(2)
+    job.kill_worker(rank)
+    job.kill_worker((rank + 1) % 3)
   elif what == 'stopped':
-    job.kill_worker(random_.randrange(3), number=signal.SIGSTOP)
+    job.kill_worker(rank, number=signal.SIGSTOP)
   elif what == 'host':
-    job.kill_host(f'host{random_.randrange(3)}')
-  else:
+    job.kill_host(f'host{rank}')
+  elif what == 'agent':
+    job.kill_agent(f'host{rank}')
+  elif what == 'lighthouse':
     job.kill_lighthouse()
+  elif what == 'saving':
+    job.wait_for_save()
+    job.kill_worker(rank)
+  else:  # a second fault while the first is being mended
+    generation = job.generation()
+    job.kill_worker(rank)
+    if what == 'restoring':
+      job.wait_until('workers', lambda: job.generation() > generation)
+    job.kill_worker((rank + 1) % 3)
 
 
 def _bound(job: harness.Job) -> int:

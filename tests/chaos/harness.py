@@ -222,6 +222,26 @@ class Job:
 
     return self.wait_until(f'event {event}', find, timeout_s=timeout_s)
 
+  def wait_for_new_steps(self, *, after_generation: int) -> None:
+    """Waits until a later generation has done steps of its own."""
+    self.wait_until(
+      f'a step after generation {after_generation}',
+      lambda: any(
+        event['event'] == 'first step'
+        and event['generation'] > after_generation
+        for event in self.events()
+      ),
+    )
+
+  def wait_for_save(self, *, timeout_s: float = 20.0) -> None:
+    """Waits until a checkpoint is being written, if one is soon."""
+    deadline_s = time.monotonic() + timeout_s
+    directory = self.job_log_dir / 'checkpoints'
+    while time.monotonic() < deadline_s:
+      if any(name.startswith('tmp_') for name in os.listdir(directory)):
+        return
+      time.sleep(0.001)
+
   def wait(self, *, timeout_s: float = 120.0) -> int:
     """Waits for the end of the job; its exit status."""
     try:
@@ -237,7 +257,10 @@ class Job:
     self, rank: int, *, number: signal.Signals = signal.SIGKILL
   ) -> Fault:
     """Sends a worker a signal."""
-    worker = next(w for w in self.workers() if w['rank'] == rank)
+    worker = self.wait_until(
+      f'a worker of rank {rank}',
+      lambda: next((w for w in self.workers() if w['rank'] == rank), None),
+    )
     return self._hurt(f'{number.name} to rank {rank}', worker['pid'], number)
 
   def kill_host(self, name: str) -> Fault:
@@ -250,6 +273,11 @@ class Job:
         (SHARED_MEMORY / memory).rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
     return fault
+
+  def kill_agent(self, name: str) -> Fault:
+    """Kills an agent, and so its worker; the memory of the host stays."""
+    pid = self.agent(name).pid
+    return self._hurt(f'kill of the agent of {name}', pid, signal.SIGKILL)
 
   def kill_lighthouse(self) -> Fault:
     """Kills the lighthouse."""
@@ -283,7 +311,8 @@ class Job:
 
   def _hurt(self, what: str, pid: int, number: int) -> Fault:
     fault = Fault(what, time.time(), self.step())
-    os.kill(pid, number)
+    with contextlib.suppress(ProcessLookupError):  # it was faster
+      os.kill(pid, number)
     self.faults.append(fault)
     return fault
 
