@@ -165,7 +165,7 @@ def _settle(job: harness.Job) -> None:
     'warm standbys',
     lambda: all(len(job.agent(f'host{i}').children()) == 2 for i in range(3)),
   )
-  time.sleep(8.0)
+  time.sleep(5.0)
 
 
 def _plain(job_log_dir: pathlib.Path) -> subprocess.Popen:
