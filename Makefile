@@ -5,14 +5,15 @@
 PYTHON ?= python3
 VENV ?= .venv
 RUN ?= runs/kjv
+FLAGS ?=
 BIN := $(VENV)/bin
 
 .PHONY: train test lint unit clean
 
 train: $(VENV)/.ready-train
-	$(BIN)/paxlike --exp=KjvTiny --mode=train --job_log_dir=$(RUN)
-	$(BIN)/paxlike --exp=KjvTiny --mode=eval --nofollow --job_log_dir=$(RUN)
-	$(BIN)/paxlike --exp=KjvTiny --mode=decode --job_log_dir=$(RUN)
+	$(BIN)/paxlike --exp=KjvTiny --mode=train --job_log_dir=$(RUN) $(FLAGS)
+	$(BIN)/paxlike --exp=KjvTiny --mode=eval --nofollow --job_log_dir=$(RUN) $(FLAGS)
+	$(BIN)/paxlike --exp=KjvTiny --mode=decode --job_log_dir=$(RUN) $(FLAGS)
 	$(BIN)/python benchmarks/text_compression.py $(RUN)
 
 test: lint unit
@@ -31,7 +32,8 @@ clean:
 
 $(VENV)/.ready-train: setup.py
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable '.[examples]'
+	test -e $(VENV)/.ready-test || $(BIN)/python -m pip install --quiet \
+	  --editable '.[examples]'
 	touch $@
 
 $(VENV)/.ready-test: setup.py
