@@ -154,6 +154,16 @@ def write_piece(directory: str, piece: _facts.Piece) -> str:
   return final
 
 
+def size_bytes(root: str) -> int:
+  """What a host's files take."""
+  total = 0
+  for parent, _, names in os.walk(root):
+    for name in names:
+      with contextlib.suppress(OSError):  # just removed
+        total += os.path.getsize(os.path.join(parent, name))
+  return total
+
+
 def remove(directory: str) -> None:
   """Takes a piece out of sight, then away."""
   parent, name = os.path.split(directory)

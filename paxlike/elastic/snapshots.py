@@ -126,7 +126,9 @@ class Taker:
 
   def _check_room(self, needed_bytes: int) -> None:
     found = os.statvfs(self._directory)
-    free_bytes = found.f_bavail * found.f_frsize
+    # What this host holds of earlier generations is counted in.
+    held_bytes = _memory.size_bytes(os.path.dirname(self._directory))
+    free_bytes = found.f_bavail * found.f_frsize + held_bytes
     if needed_bytes > free_bytes:
       raise errors.ConfigError(
         f'Snapshots need up to {needed_bytes / 2**20:.0f} MiB in '

@@ -133,6 +133,26 @@ def test_nothing_forms_before_every_member_is_ready():
   assert hosts.run().plan.members == ('a', 'b')
 
 
+def test_a_host_that_does_not_get_ready_is_not_waited_for_any_longer():
+  hosts = Hosts('a', 'b', 'c')
+  hosts.start()
+  hosts.change('c', is_ready=False)
+  hosts.work('a', end=_facts.End.CRASHED)
+  assert hosts.run(20.0).wish is _facts.Wish.HOLD
+  order = hosts.run(15.0)
+  assert order.plan.members == ('a', 'b')
+  for name in order.plan.members:
+    hosts.work(name, step=30)
+  hosts.run(60.0)
+  assert len(hosts.told('fault')) == 1, 'the others go on without it'
+
+
+def test_a_host_whose_standbys_fail_is_left_out():
+  hosts = Hosts('a', 'b')
+  hosts.change('b', is_ready=False, is_broken=True)
+  assert hosts.run(100.0).plan.members == ('a',)
+
+
 def test_a_crashed_worker_makes_a_new_generation_on_the_same_hosts():
   hosts = Hosts('a', 'b', 'c')
   first = hosts.start()

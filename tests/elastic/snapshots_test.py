@@ -186,6 +186,21 @@ def test_too_little_memory_is_told_before_any_is_taken(memory, monkeypatch):
   assert os.listdir(memory.own) == []
 
 
+def test_what_earlier_generations_hold_is_no_lack_of_room(memory, monkeypatch):
+  mesh = _mesh(1)
+  old = _taker(memory, generation=1)
+  for step in range(3):
+    old.take(_state(mesh), step, items={})
+  free_bytes = 9 * old._cutter.data_bytes - _memory.size_bytes(memory.root)
+
+  class Tight:
+    f_bavail, f_frsize = free_bytes, 1
+
+  monkeypatch.setattr(os, 'statvfs', lambda path: Tight)
+  _taker(memory, generation=2).take(_state(mesh), 5, items={})
+  assert [piece.step for piece, _ in memory.pieces()] == [0, 1, 2, 5]
+
+
 # --- what an agent keeps
 
 
