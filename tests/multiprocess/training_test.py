@@ -20,13 +20,18 @@ BATCH_SIZE = 8
 def train(
   job_log_dir, num_processes, *, during=None, timeout_s=150.0
 ) -> list[harness.Process]:
-  """Trains a small model on that many processes of two devices each."""
+  """Trains a small model on that many processes of two devices each.
+
+  Without the compilation cache, since gloo gives up a first collective that
+  one process enters half a minute before the others.
+  """
   address = f'localhost:{harness.free_port()}'
   commands = [
     [
       *(sys.executable, '-m', 'paxlike.main'),
       '--exp=tests.e2e.toys.SmallLm',
       '--mode=train',
+      '--nocompilation_cache',
       f'--job_log_dir={job_log_dir}',
       f'--coordinator_address={address}',
       f'--num_processes={num_processes}',
@@ -91,19 +96,17 @@ def test_several_processes_train_to_the_losses_of_one(
   assert_same_run(tmp_path, reference)
 
 
-@pytest.mark.parametrize('killed', [0, 1])
-def test_a_run_that_lost_a_process_goes_on_with_another_number_of_them(
-  reference, tmp_path, killed
+def test_a_run_that_lost_its_coordinator_goes_on_with_twice_the_processes(
+  reference, tmp_path
 ):
   def kill(processes):
-    wait_for_checkpoint(processes[killed], tmp_path, 4)
-    processes[killed].signal(signal.SIGKILL)
+    wait_for_checkpoint(processes[0], tmp_path, 4)
+    processes[0].signal(signal.SIGKILL)
 
-  ended = train(tmp_path, 2, during=kill)
-  other = ended[1 - killed]
+  _, other = train(tmp_path, 2, during=kill)
   assert other.status == 1, other.output
-  assert f'Process {killed} ended without saying why' in other.output
-  again = train(tmp_path, 1 + 2 * killed)
+  assert 'Process 0 ended without saying why' in other.output
+  again = train(tmp_path, 4)
   assert {process.status for process in again} == {0}, again[0].output
   assert_same_run(tmp_path, reference)
 
