@@ -3,11 +3,12 @@ import glob
 import os
 import time
 
+import numpy as np
 import pytest
 
 from paxlike import checkpoint, reporting
 from paxlike.core import errors, fs
-from paxlike.runners import _follow, _journal, session, train
+from paxlike.runners import _follow, _journal, _restore, session, train
 from tests.fakes import tiny_task
 from tests.fakes import world as fake_world
 
@@ -293,3 +294,64 @@ def test_a_follower_that_is_asked_to_stop_ends_as_preempted(tmp_path):
   with pytest.raises(errors.PreemptedError):
     list(_follow.follow(job, journal, clock=clock))
   assert clock.slept_s <= 2.0
+
+
+def train_on_while_reading(monkeypatch, directory):
+  """At the first data file that is opened, training goes on to step 6.
+
+  It keeps one checkpoint, so all but the last and those leased are swept.
+  """
+  open_read = fs.LocalFileSystem.open_read
+  hits = []
+
+  def opened(self, path):
+    if not hits and path.endswith('.data'):
+      hits.append(path)
+      train_in(directory, 6, save_max_to_keep=1)
+    return open_read(self, path)
+
+  monkeypatch.setattr(fs.LocalFileSystem, 'open_read', opened)
+  return hits
+
+
+def test_a_step_being_read_outlives_the_sweep(tmp_path, monkeypatch):
+  train_in(tmp_path, 2, save_max_to_keep=1)
+  # Training itself restores first, unhooked.
+  say(tmp_path, 'running', 2)
+  job = session.build('eval', make_task(6), str(tmp_path))
+  with _restore.reader(job, job.checkpoint_dir) as manager:
+    before = _restore.restore_step(job, manager, 2).mdl_vars
+  hits = train_on_while_reading(monkeypatch, tmp_path)
+  found = list(take(tmp_path, num_train_steps=6))
+  assert hits
+  assert [step for step, _ in found] == [2, 6]
+  np.testing.assert_array_equal(
+    found[0][1]['params']['kernel'], before['params']['kernel']
+  )
+
+
+def test_without_a_lease_a_step_that_is_swept_is_left_out(
+  tmp_path, monkeypatch
+):
+  train_in(tmp_path, 2, save_max_to_keep=1)
+  say(tmp_path, 'running', 2)
+  write_new = fs.LocalFileSystem.write_new
+
+  def guarded(self, path, data):
+    if f'{os.sep}lease_' in path:
+      raise PermissionError(path)
+    write_new(self, path, data)
+
+  monkeypatch.setattr(fs.LocalFileSystem, 'write_new', guarded)
+  hits = train_on_while_reading(monkeypatch, tmp_path)
+  assert follow(tmp_path, num_train_steps=6) == [6]
+  assert hits
+
+
+def take(directory, **knobs):
+  """Steps and variables of a whole following."""
+  job = session.build('eval', make_task(**knobs), str(directory))
+  journal = _journal.Journal(str(directory), 'eval_test', ['test'])
+  for due in _follow.follow(job, journal, clock=ScriptedClock()):
+    journal.mark('test', due.eval_vars.step, due.eval_vars.saved_s)
+    yield due.eval_vars.step, due.eval_vars.mdl_vars
