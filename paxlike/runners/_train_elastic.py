@@ -6,17 +6,15 @@ from typing import Any
 
 import jax
 
-from paxlike import checkpoint, elastic, inputs, parallel, programs
+from paxlike import checkpoint, elastic, inputs, parallel, programs, tasks
 from paxlike.runners import _train_start
 from paxlike.runners import session as sessions
 
 Worker = elastic.worker.Worker
 
 
-def join(
-  session: sessions.Session, source: inputs.Input, mesh_p: Any
-) -> tuple[Worker, sessions.Session]:
-  """This process as a worker, and the session as one of its generation.
+def join(task: tasks.Task, source: inputs.Input, mesh_p: Any) -> Worker:
+  """This process as a worker of its generation.
 
   Raises:
     HostCountError: The mesh or the batch does not allow this many hosts.
@@ -28,12 +26,10 @@ def join(
       devices_per_host=jax.local_device_count(),
       max_hosts=worker.max_hosts,
       batch_size=source.batch_size,
-      num_micro_batches=session.task.learner.num_micro_batches,
+      num_micro_batches=task.learner.num_micro_batches,
     )
   )
-  return worker, dataclasses.replace(
-    session, goes_on_after=worker.goes_on_after
-  )
+  return worker
 
 
 def rebuild(

@@ -9,6 +9,7 @@ from paxlike import checkpoint, inputs, programs, tasks
 from paxlike.core import errors
 from paxlike.runners import (
   _evaluations,
+  _goodput,
   _train_loop,
   _train_report,
   _train_start,
@@ -16,7 +17,8 @@ from paxlike.runners import (
 from paxlike.runners import session as sessions
 
 # Set by an elastic agent for the processes that it starts. Without it nothing
-# elastic is loaded (tests/elastic/plain_run_test.py).
+# elastic is loaded.
+# (worker_test.py::test_a_plain_run_loads_nothing_of_this_room)
 _AGENT_VARIABLE = 'PAXLIKE_AGENT'
 
 
@@ -75,10 +77,18 @@ def train_and_evaluate_spmd_model(
     NonFiniteLossError: The loss became NaN or infinite.
     PreemptedError: The job was asked to stop, and saved its state.
   """
+  task, source = sessions.built(task_p), _training_input(train_input_p)
+  elastic = worker = None
+  if _AGENT_VARIABLE in os.environ:
+    from paxlike.runners import _train_elastic as elastic
+
+    # Before the mesh is laid: these hosts may be too many or too few for it.
+    worker = elastic.join(task, source, mesh_p)
   session = sessions.build(
-    'train', task_p, job_log_dir, mesh_p=mesh_p, checkpoint_p=checkpoint_p
+    'train', task, job_log_dir, mesh_p=mesh_p, checkpoint_p=checkpoint_p
   )
-  source = _training_input(train_input_p)
+  if worker is not None:
+    session = dataclasses.replace(session, goes_on_after=worker.goes_on_after)
   plan = _evaluations.Plan(
     test=sessions.build_inputs(eval_input_p) if eval_on_test else (),
     decode=sessions.build_inputs(decode_input_p)
@@ -86,11 +96,6 @@ def train_and_evaluate_spmd_model(
     else (),
     decode_params=sessions.built(decode),
   )
-  elastic = worker = None
-  if _AGENT_VARIABLE in os.environ:
-    from paxlike.runners import _train_elastic as elastic
-
-    worker, session = elastic.join(session, source, mesh_p)
   with contextlib.ExitStack() as stack:
     progress = stack.enter_context(session.status())
     manager = stack.enter_context(_open_checkpoints(session))
@@ -106,8 +111,13 @@ def train_and_evaluate_spmd_model(
         worker, session, mesh_p, manager, begin
       )
     else:
-      program = programs.TrainProgram(session.task, session.partitioner)
-      start = begin(program)
+      with session.world.progress.phase('restore'):
+        program = programs.TrainProgram(session.task, session.partitioner)
+        start = begin(program)
+      # With an agent it is the lighthouse that keeps this log.
+      stack.enter_context(
+        _goodput.Recorder(session, progress, start_step=start.step)
+      )
     session.check_same(program.abstract_state)
     progress.step = start.step
     loop = _train_loop.Loop(

@@ -121,6 +121,17 @@ def test_an_error_that_would_come_again_ends_the_job(tmp_path):
   assert job.orphans() == []
 
 
+def test_hosts_that_make_no_mesh_are_left_out(tmp_path):
+  with harness.Job(
+    tmp_path, num_steps=20, num_hosts=3, settings=['mesh_p.mdl=2']
+  ) as job:
+    assert job.wait() == 0, job.log()
+    formed = [e['n'] for e in job.events() if e['event'] == 'formed']
+    assert formed == [3, 2]
+    assert 'HostCountError' in job.log()
+  assert losses(tmp_path)[-1]['step'] == 20
+
+
 # --- what happens
 
 
