@@ -166,8 +166,20 @@ def _run_for_agent(
   argv: Sequence[str],
 ) -> None:
   """Loads everything, waits for a plan, then runs as a part of it."""
-  from paxlike import elastic, runners, sync
+  from paxlike import (
+    checkpoint,
+    elastic,
+    parallel,
+    programs,
+    reporting,
+    runners,
+    sync,
+    tasks,
+  )
 
+  for room in (checkpoint, parallel, programs, reporting, runners, sync, tasks):
+    for name in dir(room):  # rooms load on first use, which is now
+      getattr(room, name)
   source = runners.session.built(resolved.train_input_p)
   if source is not None:
     _ = source.fingerprint  # opens the data ahead of the plan
