@@ -6,14 +6,13 @@ from collections.abc import Callable, Iterator
 
 # Before anything imports jax: the backend reads these once.
 os.environ['XLA_FLAGS'] = (
-  os.environ.get('XLA_FLAGS', '')
-  + ' --xla_force_host_platform_device_count=8'
+  os.environ.get('XLA_FLAGS', '') + ' --xla_force_host_platform_device_count=8'
 )
 os.environ['JAX_PLATFORMS'] = 'cpu'
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
-from jaxtyping import install_import_hook  # noqa: E402
+import jax
+import pytest
+from jaxtyping import install_import_hook
 
 install_import_hook('paxlike', 'beartype.beartype')
 
