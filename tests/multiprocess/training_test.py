@@ -93,7 +93,7 @@ def test_several_processes_train_to_the_losses_of_one(
   assert [process.status for process in ended] == [0] * num_processes, ended[
     0
   ].output
-  assert_same_run(tmp_path, reference)
+  assert_same_run(tmp_path, reference, num_padding=num_padding)
 
 
 def test_a_run_that_lost_its_coordinator_goes_on_with_twice_the_processes(
