@@ -264,7 +264,7 @@ def _cost(root: pathlib.Path, rounds: int) -> None:
         speeds[steps] = (job.step() - begun) / (time.monotonic() - begun_s)
         size = sum(
           path.stat().st_size
-          for name in job.new_shared_memory()
+          for name in job.shared_memory()
           for path in (harness.SHARED_MEMORY / name).rglob('*.data')
         )
     ratio = speeds[_SNAPSHOT_STEPS] / speeds[1_000_000]

@@ -24,6 +24,7 @@ from paxlike.elastic import _memory
 from paxlike.elastic import agent as agents
 
 SNAPSHOT_DIR = '/dev/shm'  # noqa: S108 - a directory of our own in it
+JOB_VARIABLE = 'PAXLIKE_JOB_ID'
 _LOOK_EVERY_S = 0.05
 _AGAIN_AFTER_S = 0.5
 _OVER_S = 2.0
@@ -52,7 +53,7 @@ def launch(
   Returns:
     The exit status of the job.
   """
-  job_id = secrets.token_hex(6)
+  job_id = os.environ.get(JOB_VARIABLE) or secrets.token_hex(6)
   job = _Job(
     arguments,
     job_id=job_id,

@@ -67,7 +67,7 @@ def test_random_faults_change_no_bit(tmp_path, undisturbed):
     assert {e['n'] for e in formed} == {3}
     lost = [e['steps_lost'] or 0 for e in formed]
     assert max(lost) <= _bound(job), lost
-    assert job.new_shared_memory() == set()
+    assert job.shared_memory() == set()
   assert job.orphans() == []
   assert final_arrays(tmp_path) == final_arrays(undisturbed)
   assert losses(tmp_path) == losses(undisturbed)

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import secrets
 import shutil
 import signal
 import subprocess
@@ -71,7 +72,7 @@ class Job:
     """
     self.job_log_dir = pathlib.Path(job_log_dir)
     self.faults: list[Fault] = []
-    self._shared_before = _shared_memory()
+    self._job_id = secrets.token_hex(6)
     self.job_log_dir.mkdir(parents=True, exist_ok=True)
     self.log_path = self.job_log_dir / 'launch.log'
     with open(self.log_path, 'ab') as log:
@@ -97,6 +98,7 @@ class Job:
           **os.environ,
           'JAX_PLATFORMS': 'cpu',
           'XLA_FLAGS': '',
+          'PAXLIKE_JOB_ID': self._job_id,
           **(env or {}),
         },
         stdout=log,
@@ -115,7 +117,7 @@ class Job:
         process.kill()
     self._popen.wait()
     psutil.wait_procs(family, timeout=10.0)
-    for name in self.new_shared_memory():
+    for name in self.shared_memory():
       subprocess.run(['rm', '-rf', SHARED_MEMORY / name], check=True)
 
   # --- looking
@@ -138,7 +140,7 @@ class Job:
   def steps(self) -> dict[str, int]:
     """Steps done by the worker of each host, as its memory tells."""
     found = {}
-    for name in self.new_shared_memory():
+    for name in self.shared_memory():
       with contextlib.suppress(FileNotFoundError, ValueError):
         data = (SHARED_MEMORY / name / 'step').read_bytes()
         found[name.rpartition('-')[2]] = int.from_bytes(
@@ -157,9 +159,14 @@ class Job:
     """All output so far."""
     return self.log_path.read_text(errors='replace')
 
-  def new_shared_memory(self) -> set[str]:
+  def shared_memory(self) -> set[str]:
     """What the job holds in shared memory."""
-    return _shared_memory() - self._shared_before
+    prefix = f'paxlike-{self._job_id}-'
+    return {
+      path.name
+      for path in SHARED_MEMORY.iterdir()
+      if path.name.startswith(prefix)
+    }
 
   def orphans(self) -> list[psutil.Process]:
     """Processes that were of the job and live on without it."""
@@ -267,7 +274,7 @@ class Job:
     """Kills an agent and all it has started, and takes its memory away."""
     fault = self._hurt(f'loss of {name}', self.agent(name).pid, signal.SIGKILL)
     # At once: the host that takes its place must not find it.
-    for memory in self.new_shared_memory():
+    for memory in self.shared_memory():
       if memory.endswith(f'-{name}'):
         gone = SHARED_MEMORY / f'gone-{memory}'
         (SHARED_MEMORY / memory).rename(gone)
@@ -320,11 +327,3 @@ class Job:
     with contextlib.suppress(psutil.NoSuchProcess):
       return [*self._process.children(recursive=True), self._process]
     return []
-
-
-def _shared_memory() -> set[str]:
-  return {
-    path.name
-    for path in SHARED_MEMORY.iterdir()
-    if path.name.startswith('paxlike-')
-  }
