@@ -89,8 +89,9 @@ def test_samples_of_an_example_do_not_depend_on_its_batch(source):
     },
     batch_size=1,
   )
-  assert decode(task, alone)[0].keys() == values.keys()
-  for key, value in decode(task, alone)[0].items():
+  by_one, _ = decode(task, alone)
+  assert by_one.keys() == values.keys()
+  for key, value in by_one.items():
     assert [s['decoded'] for s in value['samples']] == [
       s['decoded'] for s in values[key]['samples']
     ]
