@@ -25,7 +25,7 @@ lint: $(VENV)/.ready-test
 	$(BIN)/lint-imports
 
 unit: $(VENV)/.ready-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -1,6 +1,5 @@
 """One decode pass: every example's outputs, on the process that writes them."""
 
-import functools
 from collections.abc import Generator, Iterator, Sequence
 
 import jax
@@ -8,7 +7,7 @@ import numpy as np
 
 from paxlike import inputs, parallel, tasks
 from paxlike.core import typing as ptyping
-from paxlike.programs import _eval, steps
+from paxlike.programs import _eval, _executable, steps
 
 
 class DecodeProgram:
@@ -16,10 +15,16 @@ class DecodeProgram:
 
   def __init__(self, task: tasks.Task, partitioner: parallel.Partitioner):
     self._partitioner = partitioner
-    self._key = jax.random.key(task.train.random_seed, impl='threefry2x32')
-    self._step = jax.jit(
-      functools.partial(steps.decode_step, task),
-      out_shardings=partitioner.replicated,
+    seed = task.train.random_seed
+
+    def decode_step(
+      mdl_vars: ptyping.PyTree, batch: ptyping.Batch
+    ) -> dict[str, jax.Array]:
+      key = jax.random.key(seed, impl='threefry2x32')
+      return steps.decode_step(task, mdl_vars, batch, key)
+
+    self._step = _executable.Executable(
+      decode_step, out_shardings=partitioner.replicated
     )
 
   def run(
@@ -61,7 +66,7 @@ class DecodeProgram:
     for stretch in _stretches(positions):
       with _eval.batches(source, self._partitioner, stretch.start) as stream:
         for position in stretch:
-          launched = position, self._step(mdl_vars, next(stream), self._key)
+          launched = position, self._step(mdl_vars, next(stream))
           if before is not None:
             yield before
           before = launched

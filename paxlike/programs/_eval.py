@@ -11,7 +11,7 @@ import numpy as np
 from paxlike import inputs, parallel, tasks
 from paxlike.core import metrics
 from paxlike.core import typing as ptyping
-from paxlike.programs import steps
+from paxlike.programs import _executable, steps
 
 _MAX_IN_FLIGHT = 2
 
@@ -41,7 +41,7 @@ class EvalProgram:
   def __init__(self, task: tasks.Task, partitioner: parallel.Partitioner):
     self._task = task
     self._partitioner = partitioner
-    self._step = jax.jit(
+    self._step = _executable.Executable(
       functools.partial(steps.eval_step, task),
       out_shardings=partitioner.replicated,
     )

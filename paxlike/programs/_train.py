@@ -7,7 +7,7 @@ import jax
 
 from paxlike import parallel, tasks
 from paxlike.core import typing as ptyping
-from paxlike.programs import steps
+from paxlike.programs import _executable, steps
 
 
 class TrainProgram:
@@ -24,7 +24,7 @@ class TrainProgram:
     self.abstract_state = abstract_state(task, partitioner)
     shardings = jax.tree.map(lambda a: a.sharding, self.abstract_state)
     self._init = jax.jit(task.init_state, out_shardings=shardings)
-    self._step = jax.jit(
+    self._step = _executable.Executable(
       functools.partial(steps.train_step, task),
       in_shardings=(shardings, partitioner.batch_sharding),
       out_shardings=(shardings, partitioner.replicated),

@@ -176,7 +176,8 @@ def build(
     job_log_dir=job_log_dir,
     task=built(task_p),
     partitioner=parallel.Partitioner(mesh, rules),
-    world=sync.world(),
+    # Its own room for names: a notebook may run several jobs.
+    world=sync.world().scoped(mode),
     checkpoint_config=built(checkpoint_p) or checkpoint.CheckpointConfig(),
   )
 

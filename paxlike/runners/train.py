@@ -119,6 +119,7 @@ def train_and_evaluate_spmd_model(
         _goodput.Recorder(session, progress, start_step=start.step)
       )
     session.check_same(program.abstract_state)
+    manager.prepare(start.state)
     progress.step = start.step
     loop = _train_loop.Loop(
       session=session,
