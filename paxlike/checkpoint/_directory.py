@@ -25,12 +25,16 @@ def take_over(place: _commit.Place) -> bytes:
   Raises:
     ConfigError: It is the directory of one step.
     SaveError: Nothing can be written there.
+    CheckpointDamagedError: The newest step has lost its MANIFEST.
   """
   file_system, directory = place.file_system, place.directory
   wrong = _layout.explain_bad_directory(file_system, directory)
   if wrong and _layout.parse_step(fs.base_name(directory)) is not None:
     raise errors.ConfigError(wrong)
   _check_writable(file_system, directory)
+  if not place.config.fallback:
+    names = _history.committed_names(file_system, directory)
+    _history.check_newest(file_system, directory, names)
   temporary, deleting = _sweep.litter(file_system, directory)
   for path in temporary:
     logging.warning('%s was left by a save that never ended; removed.', path)

@@ -60,6 +60,14 @@ class _Chosen:
   manifest: bytes
 
 
+def _status_of(error: Exception) -> str:
+  if isinstance(error, FileNotFoundError):
+    return _VANISHED
+  if isinstance(error, errors.CheckpointDamagedError):
+    return _DAMAGED
+  return _FAILED
+
+
 class Restoring:
   """One restore, on all processes together."""
 
@@ -127,9 +135,7 @@ class Restoring:
         head = json.dumps({'step': chosen.step, 'path': chosen.path})
         message = head.encode() + b'\n' + chosen.manifest
       except (errors.CheckpointError, OSError) as e:
-        head = json.dumps(
-          {'error': str(e), 'missing': isinstance(e, FileNotFoundError)}
-        )
+        head = json.dumps({'error': str(e), 'status': _status_of(e)})
         message = head.encode() + b'\n'
     data = self._place.world.broadcast(
       f'{self._name}/{number}/chosen',
@@ -139,12 +145,7 @@ class Restoring:
     head, _, manifest = data.partition(b'\n')
     found = json.loads(head)
     if 'error' in found:
-      kind = (
-        errors.CheckpointNotFoundError
-        if found['missing']
-        else errors.CheckpointError
-      )
-      raise kind(found['error'])
+      raise _ERRORS[found['status']](found['error'])
     return _Chosen(found['step'], found['path'], manifest)
 
   def _look(
@@ -154,6 +155,8 @@ class Restoring:
     for _ in range(_MAX_TRIES):
       names = _history.committed_names(self._fs, directory)
       candidates = [s for s in names if s not in damaged]
+      if step is None and not self._place.config.fallback:
+        _history.check_newest(self._fs, directory, names)
       if step is not None and step not in names:
         raise errors.CheckpointNotFoundError(
           self._nothing(f'no step {step}', list(names))
