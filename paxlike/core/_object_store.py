@@ -11,12 +11,12 @@ import functools
 import io
 from typing import Any
 
-from paxlike.core import errors, fs
+from paxlike.core import _storage, errors
 
 _PROTOCOLS = {'gs': ('gcs', 'gcsfs'), 's3': ('s3', 's3fs')}
 
 
-class ObjectStore(fs.FileSystem):
+class ObjectStore(_storage.FileSystem):
   """The objects of one kind of store.
 
   Attributes:
@@ -49,7 +49,9 @@ class ObjectStore(fs.FileSystem):
   def list_dir(self, path: str) -> list[str]:
     found = self.store.ls(path, detail=False, refresh=True)
     own = path.split('://', 1)[-1].rstrip('/')
-    names = {fs.base_name(name) for name in found if name.rstrip('/') != own}
+    names = {
+      _storage.base_name(name) for name in found if name.rstrip('/') != own
+    }
     return sorted(names)
 
   def make_dirs(self, path: str) -> None:
@@ -72,7 +74,7 @@ class ObjectStore(fs.FileSystem):
 
   def remove_tree(self, path: str) -> None:
     for name in self._children(path):
-      below = fs.join(path, name)
+      below = _storage.join(path, name)
       if self.store.isdir(below):
         self.remove_tree(below)
       else:
@@ -88,11 +90,11 @@ class ObjectStore(fs.FileSystem):
     modified = self.store.modified(path)
     return float(calendar.timegm(modified.utctimetuple()))
 
-  def create(self, path: str, size_bytes: int) -> fs.Writer:
+  def create(self, path: str, size_bytes: int) -> _storage.Writer:
     del size_bytes
     return _ObjectWriter(self, path)
 
-  def open_read(self, path: str) -> fs.Reader:
+  def open_read(self, path: str) -> _storage.Reader:
     return _ObjectReader(self, path)
 
 

@@ -1,0 +1,235 @@
+"""The disks of this machine: atomic, durable, past the page cache."""
+
+import contextlib
+import ctypes
+import errno
+import os
+import shutil
+from typing import IO
+
+from paxlike.core import _storage
+
+# What O_DIRECT asks of addresses, offsets and lengths on any common disk.
+BLOCK_BYTES = 4096
+_DIRECT = getattr(os, 'O_DIRECT', 0)
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+def _is_not_direct(error: OSError) -> bool:
+  return error.errno in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
+
+
+class _LocalWriter:
+  """Writes past the page cache where the disk allows it."""
+
+  def __init__(self, path: str, size_bytes: int):
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    self._is_direct = bool(_DIRECT)
+    try:
+      self._fd = os.open(path, flags | _DIRECT, 0o666)
+    except OSError as e:
+      if not _is_not_direct(e):
+        raise
+      # The file may have been made before the flag was refused.
+      with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+      self._is_direct = False
+      self._fd = os.open(path, flags, 0o666)
+    try:
+      self._reserve(size_bytes)
+    except BaseException:
+      self.abort()
+      raise
+
+  def _reserve(self, size_bytes: int) -> None:
+    # Without O_DIRECT it may be a network disk, where the C library imitates
+    # fallocate by writing to every block.
+    if not self._is_direct or not size_bytes:
+      return
+    try:
+      os.posix_fallocate(self._fd, 0, size_bytes)
+    except OSError as e:
+      if not _is_not_direct(e):
+        raise
+
+  def write_at(self, offset: int, data: memoryview) -> None:
+    done = 0
+    while done < len(data):
+      try:
+        done += os.pwrite(self._fd, data[done:], offset + done)
+      except OSError as e:
+        if not (self._is_direct and _is_not_direct(e)):
+          raise
+        self._stop_direct()
+
+  def _stop_direct(self) -> None:
+    import fcntl
+
+    self._is_direct = False
+    flags = fcntl.fcntl(self._fd, fcntl.F_GETFL)
+    fcntl.fcntl(self._fd, fcntl.F_SETFL, flags & ~_DIRECT)
+
+  def finish(self) -> None:
+    try:
+      os.fsync(self._fd)
+    finally:
+      self.abort()
+
+  def abort(self) -> None:
+    if self._fd >= 0:
+      fd, self._fd = self._fd, -1
+      with contextlib.suppress(OSError):
+        os.close(fd)
+
+
+class _LocalReader:
+  """Reads from the page cache what is there, and past it what is not."""
+
+  def __init__(self, path: str):
+    self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    self._direct_fd = -1
+    self.size = os.fstat(self._fd).st_size
+    if self.size >= 1 << 20 and not self._is_resident():
+      with contextlib.suppress(OSError):
+        self._direct_fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | _DIRECT)
+
+  def _is_resident(self) -> bool:
+    """Whether at least half of a few sampled pages are in memory."""
+    samples = 8
+    byte = bytearray(1)
+    found = 0
+    for i in range(samples):
+      with contextlib.suppress(OSError):
+        offset = (self.size - 1) * i // (samples - 1)
+        found += os.preadv(self._fd, [byte], offset, os.RWF_NOWAIT)
+    return found * 2 >= samples
+
+  def read_into(self, offset: int, into: memoryview) -> int:
+    done = self._read_direct(offset, into)
+    while done < len(into):
+      count = os.preadv(self._fd, [into[done:]], offset + done)
+      if not count:
+        break
+      done += count
+    return done
+
+  def _read_direct(self, offset: int, into: memoryview) -> int:
+    whole = len(into) - len(into) % BLOCK_BYTES
+    if self._direct_fd < 0 or offset % BLOCK_BYTES or whole < 1 << 16:
+      return 0
+    if ctypes.addressof(ctypes.c_char.from_buffer(into)) % BLOCK_BYTES:
+      return 0
+    done = 0
+    while done < whole:
+      try:
+        count = os.preadv(self._direct_fd, [into[done:whole]], offset + done)
+      except OSError as e:
+        if not _is_not_direct(e):
+          raise
+        break
+      done += count
+      if not count or done % BLOCK_BYTES:
+        break
+    return done
+
+  def close(self) -> None:
+    for name in ('_fd', '_direct_fd'):
+      fd = getattr(self, name)
+      setattr(self, name, -1)
+      if fd >= 0:
+        os.close(fd)
+
+
+class LocalFileSystem(_storage.FileSystem):
+  """The disks of this machine, network mounts included."""
+
+  def read_bytes(self, path: str) -> bytes:
+    with open(path, 'rb') as f:
+      return f.read()
+
+  def write_new(self, path: str, data: bytes) -> None:
+    with open(path, 'wb') as f:
+      f.write(data)
+      f.flush()
+      os.fsync(f.fileno())
+
+  def write_atomic(self, path: str, data: bytes) -> None:
+    # One fixed name, so that a crash leaves at most one and the next write
+    # takes it over.
+    parent, name = os.path.split(path)
+    temporary = os.path.join(parent, f'.{name}.tmp')
+    try:
+      self.write_new(temporary, data)
+      self.rename(temporary, path)
+    except OSError:
+      with contextlib.suppress(OSError):
+        os.unlink(temporary)
+      raise
+    self.sync_dir(parent or '.')
+
+  def exists(self, path: str) -> bool:
+    return os.path.lexists(path)
+
+  def is_dir(self, path: str) -> bool:
+    return os.path.isdir(path)
+
+  def list_dir(self, path: str) -> list[str]:
+    return sorted(os.listdir(path))
+
+  def make_dirs(self, path: str) -> None:
+    os.makedirs(path, exist_ok=True)
+
+  def rename(self, source: str, target: str) -> None:
+    os.rename(source, target)
+
+  def remove(self, path: str) -> None:
+    try:
+      if os.path.isdir(path) and not os.path.islink(path):
+        os.rmdir(path)
+      else:
+        os.unlink(path)
+    except FileNotFoundError:
+      pass
+
+  def open_append(self, path: str) -> IO[bytes]:
+    return open(path, 'ab')
+
+  def size(self, path: str) -> int:
+    return os.stat(path).st_size
+
+  def mtime_s(self, path: str) -> float:
+    return os.stat(path).st_mtime
+
+  def create(self, path: str, size_bytes: int) -> _storage.Writer:
+    return _LocalWriter(path, size_bytes)
+
+  def open_read(self, path: str) -> _storage.Reader:
+    return _LocalReader(path)
+
+  def sync_dir(self, path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+      os.fsync(fd)
+    except OSError as e:
+      # Some network disks refuse to sync a directory, and need not.
+      if not _is_not_direct(e):
+        raise
+    finally:
+      os.close(fd)
+
+  def exchange(self, one: str, other: str) -> bool:
+    function = getattr(ctypes.CDLL(None, use_errno=True), 'renameat2', None)
+    if function is None:
+      return False
+    status = function(
+      _AT_FDCWD,
+      os.fsencode(one),
+      _AT_FDCWD,
+      os.fsencode(other),
+      _RENAME_EXCHANGE,
+    )
+    return status == 0
+
+  def free_bytes(self, path: str) -> int | None:
+    return shutil.disk_usage(path).free
