@@ -17,6 +17,7 @@ if TYPE_CHECKING:
   from paxlike.tasks._learner import Learner as Learner
   from paxlike.tasks._learner import adam as adam
   from paxlike.tasks._learner import sgd as sgd
+  from paxlike.tasks._model_task import ModelTask as ModelTask
   from paxlike.tasks._params import TrainParams as TrainParams
   from paxlike.tasks._schedules import Constant as Constant
   from paxlike.tasks._schedules import WarmupCosine as WarmupCosine
@@ -31,6 +32,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'DecoderParams': '_decoder',
     'LanguageModelTask': '_language',
     'Learner': '_learner',
+    'ModelTask': '_model_task',
     'StepOutput': '_base',
     'Task': '_base',
     'TrainParams': '_params',

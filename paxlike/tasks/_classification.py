@@ -9,13 +9,12 @@ import numpy as np
 import optax
 from jaxtyping import Array, Key
 
-from paxlike import models
 from paxlike.core import metrics
 from paxlike.core import typing as ptyping
-from paxlike.tasks import _base, _class_metrics, _learner, _params
+from paxlike.tasks import _base, _class_metrics, _learner, _model_task, _params
 
 
-class ClassificationTask(_base.Task):
+class ClassificationTask(_model_task.ModelTask):
   """Trains a classifier of `inputs` to predict `labels`.
 
   Attributes:
@@ -33,18 +32,9 @@ class ClassificationTask(_base.Task):
     label_smoothing: float = 0.0,
     auc: bool = True,
   ):
-    super().__init__(learner=learner, train=train)
-    self.model = models.functional(model)
+    super().__init__(model=model, learner=learner, train=train)
     self.label_smoothing = label_smoothing
     self.auc = auc
-
-  def init_vars(self, key: Key[Array, '']) -> ptyping.PyTree:
-    """Fresh variables of the model."""
-    return self.model.init(key)
-
-  def logical_axes(self) -> ptyping.PyTree:
-    """The logical axes of the model's variables."""
-    return self.model.logical_axes()
 
   def loss(
     self,

@@ -17,6 +17,7 @@ from paxlike.tasks import (
   _base,
   _decoder,
   _learner,
+  _model_task,
   _params,
   _text_metrics,
 )
@@ -41,7 +42,7 @@ def next_token_nats(
   )
 
 
-class LanguageModelTask(_base.Task):
+class LanguageModelTask(_model_task.ModelTask):
   """Trains a causal language model on `ids` to predict `targets`.
 
   Attributes:
@@ -59,18 +60,9 @@ class LanguageModelTask(_base.Task):
     decoder: _decoder.DecoderParams = _GREEDY,
     bytes_per_token: float | None = None,
   ):
-    super().__init__(learner=learner, train=train)
-    self.model = models.functional(model)
+    super().__init__(model=model, learner=learner, train=train)
     self.decoder = decoder
     self.bytes_per_token = bytes_per_token
-
-  def init_vars(self, key: Key[Array, '']) -> ptyping.PyTree:
-    """Fresh variables of the model."""
-    return self.model.init(key)
-
-  def logical_axes(self) -> ptyping.PyTree:
-    """The logical axes of the model's variables."""
-    return self.model.logical_axes()
 
   def loss(
     self,
