@@ -32,9 +32,11 @@ def take_over(place: _commit.Place) -> bytes:
   if wrong and _layout.parse_step(fs.base_name(directory)) is not None:
     raise errors.ConfigError(wrong)
   _check_writable(file_system, directory)
+  names = _history.committed_names(file_system, directory)
   if not place.config.fallback:
-    names = _history.committed_names(file_system, directory)
     _history.check_newest(file_system, directory, names)
+  for path in _history.without_manifest(file_system, directory, names):
+    _set_aside(place, path)
   temporary, deleting = _sweep.litter(file_system, directory)
   for path in temporary:
     logging.warning('%s was left by a save that never ended; removed.', path)
@@ -49,6 +51,32 @@ def take_over(place: _commit.Place) -> bytes:
       ahead_s,
     )
   return data
+
+
+def set_aside(
+  place: _commit.Place,
+  damaged: Collection[int],
+  kept: Sequence[_history.Record],
+) -> bytes:
+  """Renames damaged steps, so that training can save those steps again.
+
+  Nothing of them is deleted: what can be saved of them is the user's to judge.
+  """
+  names = _history.committed_names(place.file_system, place.directory)
+  for step in damaged:
+    if step in names and place.file_system.atomic_rename:
+      _set_aside(place, fs.join(place.directory, names[step]))
+  _history.store(place.file_system, place.directory, kept)
+  return _history.encode(kept)
+
+
+def _set_aside(place: _commit.Place, path: str) -> None:
+  step = _layout.parse_step(fs.base_name(path))
+  assert step is not None
+  name = _layout.damaged_name(step, now_s=place.clock.now_s())
+  target = fs.join(place.directory, name)
+  place.file_system.rename(path, target)
+  logging.warning('%s is damaged; it was set aside as %s.', path, target)
 
 
 def _check_writable(file_system: fs.FileSystem, directory: str) -> None:

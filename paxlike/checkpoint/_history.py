@@ -143,40 +143,53 @@ def load(
   return records
 
 
-def check_newest(
+def without_manifest(
   file_system: fs.FileSystem, directory: str, names: Mapping[int, str]
-) -> None:
-  """Refuses to pass over a newer step only because its MANIFEST is gone.
+) -> list[str]:
+  """Directories of steps that were committed last and have lost MANIFEST.
 
   Where directories are renamed, MANIFEST is in one before it has its name and
   as long as it has: without it, somebody has damaged the step. Elsewhere the
-  step may be on its way in or out.
+  step may be on its way in or out, so none is given.
 
   Args:
     file_system: Where to read.
     directory: The directory of all steps.
     names: What `committed_names` gave.
 
-  Raises:
-    CheckpointDamagedError: The history has such a step.
+  Returns:
+    Paths of those newer than every whole step, the newest first.
   """
   if not file_system.atomic_rename:
-    return
+    return []
   newest = max(names, default=-1)
+  lost = []
   for record in reversed(_read(file_system, directory, False)):
     path = fs.join(directory, _layout.step_name(record.step))
-    manifest = fs.join(path, _layout.MANIFEST)
     if (
       record.step > newest
       and file_system.is_dir(path)
-      and not file_system.exists(manifest)
+      and not file_system.exists(fs.join(path, _layout.MANIFEST))
       and file_system.is_dir(path)  # else it was swept meanwhile
     ):
-      raise errors.CheckpointDamagedError(
-        f'{manifest} is missing, though step {record.step} was committed: the '
-        'step is damaged. Bring the file back, or go on from an older step '
-        'with --set checkpoint_p.fallback=true.'
-      )
+      lost.append(path)
+  return lost
+
+
+def check_newest(
+  file_system: fs.FileSystem, directory: str, names: Mapping[int, str]
+) -> None:
+  """Refuses to pass over a newer step only because its MANIFEST is gone.
+
+  Raises:
+    CheckpointDamagedError: There is one.
+  """
+  for path in without_manifest(file_system, directory, names):
+    raise errors.CheckpointDamagedError(
+      f'{fs.join(path, _layout.MANIFEST)} is missing, though the step was '
+      'committed: it is damaged. Bring the file back, or go on from an older '
+      'step with --set checkpoint_p.fallback=true.'
+    )
 
 
 def _read(

@@ -4,6 +4,7 @@
     checkpoints/checkpoint_00000200/                one committed step
     checkpoints/tmp_<seconds>.checkpoint_00000300/  one being written
     checkpoints/todelete_<seconds>.checkpoint_...   one being deleted
+    checkpoints/damaged_<seconds>.checkpoint_...    one that was passed over
 
 Only names of exactly these forms are ours; all others are left alone.
 """
@@ -38,6 +39,11 @@ def temporary_name(step: int, *, now_s: float) -> str:
 def deleting_name(name: str, *, now_s: float, count: int) -> str:
   """The directory of a step that is being deleted."""
   return f'todelete_{int(now_s)}.{count}.{name}'
+
+
+def damaged_name(step: int, *, now_s: float) -> str:
+  """What a damaged step is called once it is passed over; left alone then."""
+  return f'damaged_{int(now_s)}.{step_name(step)}'
 
 
 def parse_step(name: str) -> int | None:

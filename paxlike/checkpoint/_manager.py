@@ -435,7 +435,15 @@ class CheckpointManager:
       selection=selection,
       lease_id=self._lease_id() if self._read_only else None,
     )
-    return restoring.run(target, step)
+    restored = restoring.run(target, step)
+    if restoring.damaged and not self._read_only:
+      kept = [r for r in self._records if r.step not in restoring.damaged]
+      data = self._from_first(
+        'set_aside',
+        lambda: _directory.set_aside(self._place, restoring.damaged, kept),
+      )
+      self._records = _history.decode(data, path=self._directory)
+    return restored
 
   def _lease_id(self) -> str:
     return f'{socket.gethostname()}_{os.getpid()}_{os.urandom(4).hex()}'

@@ -69,7 +69,11 @@ def _status_of(error: Exception) -> str:
 
 
 class Restoring:
-  """One restore, on all processes together."""
+  """One restore, on all processes together.
+
+  Attributes:
+    damaged: The steps that were passed over, the same on every process.
+  """
 
   def __init__(
     self,
@@ -84,6 +88,7 @@ class Restoring:
     self._name = name
     self._selection = selection
     self._lease_id = lease_id
+    self.damaged: set[int] = set()
 
   def run(self, target: Any, step: int | None) -> restore_lib.Restored:
     """Restores `step`, or the newest one that can be.
@@ -91,10 +96,9 @@ class Restoring:
     Raises:
       CheckpointError: As told by `CheckpointManager.restore`.
     """
-    damaged: set[int] = set()
     for number in range(_MAX_TRIES):
       with contextlib.ExitStack() as stack:
-        chosen = self._choose(number, step, damaged, stack)
+        chosen = self._choose(number, step, stack)
         result, status, text = self._try(target, chosen)
         status, text, error = self._agree(number, status, text, result)
       if status == _OK:
@@ -111,7 +115,7 @@ class Restoring:
         continue
       if status == _DAMAGED and step is None and self._place.config.fallback:
         logging.warning('%s Falling back to the step before.', text)
-        damaged.add(chosen.step)
+        self.damaged.add(chosen.step)
         continue
       raise _ERRORS[status](text) from error
     raise errors.CheckpointNotFoundError(
@@ -125,13 +129,12 @@ class Restoring:
     self,
     number: int,
     step: int | None,
-    damaged: set[int],
     stack: contextlib.ExitStack,
   ) -> _Chosen:
     message = None
     if self._place.world.process_index == 0:
       try:
-        chosen = self._look(step, damaged, stack)
+        chosen = self._look(step, stack)
         head = json.dumps({'step': chosen.step, 'path': chosen.path})
         message = head.encode() + b'\n' + chosen.manifest
       except (errors.CheckpointError, OSError) as e:
@@ -148,13 +151,11 @@ class Restoring:
       raise _ERRORS[found['status']](found['error'])
     return _Chosen(found['step'], found['path'], manifest)
 
-  def _look(
-    self, step: int | None, damaged: set[int], stack: contextlib.ExitStack
-  ) -> _Chosen:
+  def _look(self, step: int | None, stack: contextlib.ExitStack) -> _Chosen:
     directory = self._place.directory
     for _ in range(_MAX_TRIES):
       names = _history.committed_names(self._fs, directory)
-      candidates = [s for s in names if s not in damaged]
+      candidates = [s for s in names if s not in self.damaged]
       if step is None and not self._place.config.fallback:
         _history.check_newest(self._fs, directory, names)
       if step is not None and step not in names:
@@ -163,7 +164,9 @@ class Restoring:
         )
       if not candidates:
         what = (
-          f'only damaged steps, {sorted(damaged)}' if damaged else 'no step'
+          f'only damaged steps, {sorted(self.damaged)}'
+          if self.damaged
+          else 'no step'
         )
         raise errors.CheckpointNotFoundError(self._nothing(what, []))
       chosen = candidates[-1] if step is None else step

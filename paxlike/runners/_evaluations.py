@@ -2,13 +2,12 @@
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import logging
 
-from paxlike import inputs, programs, reporting, tasks
+from paxlike import inputs, programs, reporting, sync, tasks
 from paxlike.core import typing as ptyping
 from paxlike.runners import _decoding, _follow, _journal, _restore, _table
 from paxlike.runners import session as sessions
@@ -32,6 +31,7 @@ class TestSets:
     *,
     start_step: int | None = None,
     on_batch: Callable[[], None] | None = None,
+    program: programs.EvalProgram | None = None,
   ):
     """Opens what is written to.
 
@@ -41,10 +41,13 @@ class TestSets:
       start_step: Updates done when this training job started: later results
         are dropped. None, in an eval job, keeps all.
       on_batch: Called before each batch, such as to stop by raising.
+      program: The evaluation step, if the caller has one compiled.
     """
     self._session = session
     self._sources = {source.name: source for source in sources}
-    self._program = programs.EvalProgram(session.task, session.partitioner)
+    self._program = program or programs.EvalProgram(
+      session.task, session.partitioner
+    )
     self._on_batch = on_batch
     self.journal = _journal.Journal(
       session.job_log_dir, _PREFIX, list(self._sources)
@@ -62,9 +65,9 @@ class TestSets:
     """The inputs, in their order."""
     return tuple(self._sources)
 
-  def done(self, step: int) -> list[str]:
-    """The inputs that have a result for `step`."""
-    return [name for name in self._sources if self.journal.has(name, step)]
+  def missing(self, step: int) -> list[str]:
+    """The inputs that have no result for `step`."""
+    return [n for n in self._sources if not self.journal.has(n, step)]
 
   def run(
     self,
@@ -165,7 +168,9 @@ class Evaluations:
       plan.test,
       start_step=start_step,
       on_batch=lambda: _follow.stop_if_asked(session),
+      program=self._program,
     )
+    self._start_step = start_step
     self._decoder: _decoding.Decoder | None = None
 
   def due(self, step: int) -> bool:
@@ -199,22 +204,29 @@ class Evaluations:
     self._test(step, state, self._tests.names)
 
   def catch_up(self, step: int, state: tasks.TrainState) -> None:
-    """Evaluates what a run that stopped at `step` had not come to."""
+    """Evaluates and decodes what a run that stopped at `step` had not done."""
     if step and self.due(step):
-      done = self._session.world.broadcast(
-        f'catch_up/{step}', json.dumps(self._tests.done(step)).encode()
-      )
-      missing = [n for n in self._tests.names if n not in json.loads(done)]
+      missing = self._agreed(f'evaluate/{step}', self._tests.missing(step))
       self._test(step, state, missing)
+    if self.decode_due(step):
+      self.decode(step, state)
 
   def decode(self, step: int, state: tasks.TrainState) -> None:
-    """Decodes with the state after `step` updates."""
+    """Decodes what is not decoded yet with the state after `step` updates."""
     if self._decoder is None:
       self._decoder = _decoding.Decoder(
         self._session, self._plan.decode, self._plan.decode_params
       )
+      for name in self._decoder.journal.names:
+        self._decoder.journal.forget_from(name, self._start_step + 1)
+    journal = self._decoder.journal
+    names = [name for name in journal.names if not journal.has(name, step)]
     eval_vars = _restore.EvalVars(step=step, mdl_vars=state.eval_vars)
-    self._decoder.run(eval_vars, self._decoder.journal.names)
+    self._decoder.run(eval_vars, self._agreed(f'decode/{step}', names))
+
+  def _agreed(self, name: str, names: Sequence[str]) -> list[str]:
+    """What process 0 finds missing: the others may look at older files."""
+    return sync.agree(f'{name}/missing', list(names), world=self._session.world)
 
   def _test(
     self, step: int, state: tasks.TrainState, names: Sequence[str]

@@ -58,6 +58,9 @@ class Loop:
       The last state, which is saved, and its step.
     """
     num_train_steps = self.session.task.train.num_train_steps
+    # Of the batches that `step` updates have used up: while an update runs,
+    # the stream is one ahead.
+    items = self._items()
     if step >= num_train_steps:
       logging.info(
         'Nothing to train: step %d of %d is done.', step, num_train_steps
@@ -71,13 +74,14 @@ class Loop:
           self._save(state, step)
         state, output, batch = self._step(state, step)
         step += 1
+        items = self._items()
         self.progress.step = step
         self._report(step, state, output)
         self._evaluate(state, step, batch)
         if self.worker is not None:
           self.worker.after_step(state, step, self._items())
     except Exception as error:
-      self._save_after(error, state, step)
+      self._save_after(error, state, step, items)
       raise
     self._save_last(state, step)
     return state, step
@@ -113,6 +117,7 @@ class Loop:
     """Writes summaries where due; that is when a NaN is found out."""
     if not self.report.due(step):
       return
+    self.report.saved(step, self.manager.latest_step())
     due = self.report.norms_due(step)
     norms = self.program.norms(state) if due else None
     if self.report.write(step, output, norms).halted:
@@ -123,7 +128,8 @@ class Loop:
     try:
       if batch is None:
         self.evaluations.catch_up(step, state)
-      elif self.evaluations.due(step):
+        return
+      if self.evaluations.due(step):
         self.evaluations.run(step, state, batch)
       if self.evaluations.decode_due(step):
         self.evaluations.decode(step, state)
@@ -138,7 +144,6 @@ class Loop:
       self._raise_non_finite(state)
     with self.session.world.progress.phase('save'):
       self.manager.save(step, state, items=self._items())
-    self.report.saved(step)
 
   def _save_last(self, state: tasks.TrainState, step: int) -> None:
     """Makes sure that `step` is saved and durable."""
@@ -146,6 +151,14 @@ class Loop:
     if self.manager.latest_step() != step:
       self._save(state, step)
       self.manager.wait()
+    if self.manager.latest_step() != step:
+      # Whatever the policy in between, a run without its end is not done.
+      raise errors.SaveError(
+        f'The last state, of step {step}, is not in '
+        f'{self.session.checkpoint_dir}; the log says why. Make room, then '
+        'start the job again.'
+      )
+    self.report.saved(step, step)
 
   def _stop(self, state: tasks.TrainState, step: int) -> NoReturn:
     """Ends the job here, where all processes do, with nothing lost."""
@@ -158,9 +171,20 @@ class Loop:
     )
 
   def _save_after(
-    self, error: Exception, state: tasks.TrainState, step: int
+    self,
+    error: Exception,
+    state: tasks.TrainState,
+    step: int,
+    items: dict[str, Any],
   ) -> None:
-    """Saves the last good state before `error` ends the run."""
+    """Saves the last good state before `error` ends the run.
+
+    Args:
+      error: What ends it.
+      state: The state after the last update that was started.
+      step: Updates started.
+      items: Where the input went on after them.
+    """
     alone = self.session.world.process_count == 1
     common = isinstance(error, errors.NonFiniteLossError)
     saved = isinstance(error, errors.SaveError | errors.PreemptedError)
@@ -172,11 +196,9 @@ class Loop:
       self.manager.wait()
       if self.manager.latest_step() == good_step:
         return
-      input_state = self.stream.state()
-      input_state['position'] -= step - good_step
-      self.manager.save(
-        good_step, state, items={_train_start.INPUT_STATE: input_state}
-      )
+      # Updates that a NaN kept from being applied are to be done again.
+      items[_train_start.INPUT_STATE]['position'] -= step - good_step
+      self.manager.save(good_step, state, items=items)
       self.manager.wait()
       logging.info('Saved the last good state, of step %d.', good_step)
     except Exception as second:  # noqa: BLE001 - the first error is the cause

@@ -112,9 +112,9 @@ class TrainReport:
     self._writer.text(self.start_step, 'model', text)
     logging.info('The model has %s parameters.', f'{total:,}')
 
-  def saved(self, step: int) -> None:
-    """Shows that `step` has been saved."""
-    self._line.update(step, last_checkpoint=step)
+  def saved(self, step: int, last_checkpoint: int | None) -> None:
+    """Shows, at `step`, which step is the newest that is safe."""
+    self._line.update(step, last_checkpoint=last_checkpoint)
 
   def flush(self) -> None:
     """Waits until everything reported is in the files."""

@@ -54,7 +54,9 @@ class Begin:
     """
     where = self.session.checkpoint_dir
     with self.session.world.progress.phase('restore'):
-      if self.manager.latest_step() is not None:
+      newest = self.manager.latest_step()
+      if newest is not None:
+        self._check_own(newest)
         restored = self.manager.restore(program.abstract_state)
       elif self.restore_dir is not None:
         where = self.restore_dir
@@ -79,6 +81,27 @@ class Begin:
     if INPUT_STATE in restored.items:
       position = inputs.check_state(self.source, restored.items[INPUT_STATE])
     return Start(state=restored.state, step=restored.step, position=position)
+
+  def _check_own(self, newest: int) -> None:
+    """Says what becomes of the flags, once the job has steps of its own.
+
+    A job that is started again with the flags it began with must go on, not
+    begin again from another job's checkpoint.
+    """
+    if self.restore_dir is not None:
+      logging.warning(
+        'This job has gone on to step %d by itself: it is not started again '
+        'from %s.',
+        newest,
+        self.restore_dir,
+      )
+    elif self.restore_step not in (None, newest):
+      raise errors.ConfigError(
+        f'--restore_checkpoint_step={self.restore_step}, but '
+        f'{self.session.checkpoint_dir} goes up to step {newest}. To go back, '
+        'delete the later steps with paxlike ckpt rm, or start in another '
+        '--job_log_dir with this one as --restore_checkpoint_dir.'
+      )
 
   def _fresh(self, program: programs.TrainProgram) -> Start:
     if self.restore_step is not None:

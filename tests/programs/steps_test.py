@@ -188,16 +188,36 @@ def test_a_step_is_compiled_once_also_for_a_state_from_the_host(compiles):
   assert compiles('train_step') == 1
 
 
-def test_between_reports_nothing_is_fetched_from_the_device():
+def test_running_steps_fetches_nothing_from_the_device(fetches):
   task = tiny_task.make_task(max_inflight_steps=1)
   partitioner = tiny_task.make_partitioner()
   program = programs.TrainProgram(task, partitioner)
   state = program.init_state()
   batch = tiny_task.make_batch(4)
-  with jax.transfer_guard_device_to_host('disallow'):
-    for _ in range(5):
-      state, _ = program.run(state, partitioner.put_batch(batch, 4))
+  before = fetches()
+  for _ in range(5):
+    state, _ = program.run(state, partitioner.put_batch(batch, 4))
+  assert fetches() == before
   assert int(state.step) == 5
+  assert fetches() == before + 1  # this test does see a copy
+
+
+def test_the_host_runs_ahead_by_no_more_than_it_may(monkeypatch):
+  task = tiny_task.make_task(max_inflight_steps=3)
+  partitioner = tiny_task.make_partitioner()
+  program = programs.TrainProgram(task, partitioner)
+  state = program.init_state()
+  waited = []
+  monkeypatch.setattr(
+    type(state.step),
+    'block_until_ready',
+    lambda self: waited.append(int(self)),
+  )
+  batch = tiny_task.make_batch(4)
+  for done in range(1, 7):
+    state, _ = program.run(state, partitioner.put_batch(batch, 4))
+    assert len(waited) == max(0, done - 3)
+  assert waited == [1, 2, 3]
 
 
 def test_norms_are_named_by_the_path_of_the_parameter():

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from paxlike import checkpoint, inputs, reporting, sync
+from paxlike import checkpoint, inputs, programs, reporting, sync
 from paxlike.core import errors
 from paxlike.runners import train
 from tests.fakes import tiny_task
@@ -201,26 +201,91 @@ def test_the_first_error_is_raised_and_the_last_state_saved(tmp_path):
 
 
 def test_between_summaries_nothing_is_fetched_from_the_device(
-  tmp_path, monkeypatch
+  tmp_path, fetches
 ):
-  fetched = []
-  original = jax.device_get
-  monkeypatch.setattr(
-    jax, 'device_get', lambda x: (fetched.append(1), original(x))[1]
-  )
   task = tiny_task.make_task(num_train_steps=50, summary_interval_steps=50)
   run(tmp_path, task=task)
-  # Two saves (first, last) with their finiteness checks, and one summary.
-  assert len(fetched) < 10
+  # Of 50 steps only the last is reported; the state is saved first and last.
+  num_long = fetches()
+  task = tiny_task.make_task(num_train_steps=100, summary_interval_steps=100)
+  run(tmp_path / 'twice', task=task)
+  assert fetches() - num_long == num_long
 
 
-def test_one_compile_a_step_kind_over_a_run_and_its_resume(tmp_path, compiles):
+def test_one_compile_a_kind_of_step_over_a_run_and_its_resume(
+  tmp_path, compiles
+):
   test_input = tiny_task.make_input(10, name='test', is_training=False)
-  task = tiny_task.make_task(num_train_steps=4, eval_interval_steps=2)
-  run(tmp_path, task=task, eval_input_p=[test_input], eval_on_test=True)
-  assert compiles('train_step') == 1
-  # One for the training batch of 4 rows and one for the test batches of 4.
-  assert compiles('eval_step') <= 2
+  for num_steps in (4, 8):
+    before = compiles('train_step'), compiles('eval_step')
+    run(
+      tmp_path,
+      task=tiny_task.make_task(
+        num_train_steps=num_steps, eval_interval_steps=2
+      ),
+      eval_input_p=[test_input],
+      eval_on_test=True,
+    )
+    assert compiles('train_step') - before[0] == 1
+    assert compiles('eval_step') - before[1] == 1
+
+
+def test_an_error_in_a_step_skips_no_batch_after_the_restart(
+  tmp_path, monkeypatch
+):
+  original = programs.TrainProgram.run
+
+  def failing(self, state, batch):
+    if int(state.step) == 4:
+      raise RuntimeError('the device has a cold')
+    return original(self, state, batch)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(programs.TrainProgram, 'run', failing)
+    with pytest.raises(RuntimeError, match='cold'):
+      run(tmp_path)
+  assert steps_in(tmp_path)[-1] == 4
+  np.testing.assert_array_equal(
+    kernel(run(tmp_path)), kernel(run(tmp_path / 'straight'))
+  )
+  assert losses(tmp_path) == losses(tmp_path / 'straight')
+
+
+def test_a_damaged_last_step_that_was_passed_over_is_saved_again(tmp_path):
+  straight = run(tmp_path)
+  (data,) = (tmp_path / 'checkpoints/checkpoint_00000006').glob('*.data')
+  data.write_bytes(data.read_bytes()[:-1])
+  config = checkpoint.CheckpointConfig(fallback=True)
+  again = run(tmp_path, checkpoint_p=config)
+  np.testing.assert_array_equal(kernel(again), kernel(straight))
+  with checkpoint.CheckpointManager(
+    tmp_path / 'checkpoints', read_only=True
+  ) as manager:
+    restored = manager.restore()
+  assert restored.step == 6
+  # What was damaged is set aside, not deleted.
+  (aside,) = (tmp_path / 'checkpoints').glob('damaged_*.checkpoint_00000006')
+  assert (aside / data.name).exists()
+
+
+def test_a_last_save_that_fails_is_never_called_done(tmp_path, monkeypatch):
+  original = checkpoint.CheckpointManager.save
+
+  def failing(self, step, *args, **options):
+    return step == 0 and original(self, step, *args, **options)
+
+  monkeypatch.setattr(checkpoint.CheckpointManager, 'save', failing)
+  config = checkpoint.CheckpointConfig(on_save_error='warn')
+  with pytest.raises(errors.SaveError, match='step 6'):
+    run(tmp_path, checkpoint_p=config)
+  assert reporting.read_status(str(tmp_path), 'train').state == 'failed'
+
+
+def test_going_back_within_a_job_is_refused_with_what_to_do(tmp_path):
+  task = tiny_task.make_task(num_train_steps=6, save_interval_steps=2)
+  run(tmp_path, task=task)
+  with pytest.raises(errors.ConfigError, match=r'step 6.*ckpt rm'):
+    run(tmp_path, restore_checkpoint_step=2)
 
 
 def test_a_request_to_stop_saves_that_step_and_a_restart_goes_on(
@@ -288,6 +353,25 @@ def test_decoding_during_training_writes_the_outputs_of_that_step(tmp_path):
       )
     )
     assert [key for key, _ in pairs] == ['0', '1', '2', '3', '4', '5']
+
+
+def test_a_restart_decodes_nothing_again(tmp_path):
+  calls = []
+
+  class Decoding(tiny_task.LinearTask):
+    def decode(self, mdl_vars, batch, *, key):
+      return {'sum': batch['inputs'].sum(axis=1)}
+
+    def process_decode_out(self, source, outputs):
+      calls.append(1)
+      return super().process_decode_out(source, outputs)
+
+  base = tiny_task.make_task(num_train_steps=4, decode_interval_steps=4)
+  task = Decoding(learner=base.learner, train=base.train)
+  source = tiny_task.make_input(4, name='some', is_training=False)
+  for _ in range(2):
+    run(tmp_path, task=task, decode_input_p=source)
+  assert len(calls) == 1
 
 
 def test_the_model_is_told_of_beside_the_summaries(tmp_path):
