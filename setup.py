@@ -37,6 +37,7 @@ setuptools.setup(
   long_description_content_type='text/markdown',
   license='Apache-2.0',
   python_requires='>=3.11',
+  license_files=['LICENSE'],
   packages=setuptools.find_packages(
     include=['paxlike', 'paxlike.*', 'experiments', 'experiments.*']
   ),

@@ -6,7 +6,7 @@ Each round runs every peer in turn, in an order that moves on; what is printed
 are medians of times and medians of the ratios within a round, since the
 machine's speed changes from minute to minute. Peers: Orbax as it comes, Orbax
 without compression, and the limit: the same bytes written with O_DIRECT and
-fsync, or read, from one thread of plain system calls.
+fsync, or read, from two threads of plain system calls.
 """
 
 # ruff: noqa: D102 (the peers all have the same few methods)

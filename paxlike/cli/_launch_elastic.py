@@ -12,7 +12,7 @@ What follows `--` are the flags of a training job. Kill any process of it, even
 with -9, and it goes on; status/workers.json names the workers.
 
   paxlike launch --local=3 --elastic -- \\
-    --exp=KjvTiny --mode=train --job_log_dir=/tmp/kjv
+    --exp=KjvTiny --mode=train --job_log_dir=runs/kjv
 """
 
 

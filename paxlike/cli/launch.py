@@ -23,7 +23,7 @@ What follows `--` is the command line of one process, flags of paxlike or any
 command; the processes find each other through JAX_COORDINATOR_ADDRESS,
 JAX_NUM_PROCESSES and JAX_PROCESS_ID.
 
-  paxlike launch --local=4 -- --exp=KjvTiny --mode=train --job_log_dir=/tmp/kjv
+  paxlike launch --local=4 -- --exp=KjvTiny --mode=train --job_log_dir=runs/kjv
 """
 # Processes of a failed job end by themselves, saying why, within 15 s.
 _GRACE_S = 20.0

@@ -1,1 +1,1 @@
-"""TODO."""
+"""Made from protos/*.proto when the package is built."""

@@ -6,7 +6,7 @@ or plain functions: a subclass needs `init_vars`, `logical_axes` and `loss`.
 
 import abc
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -226,9 +226,3 @@ class Task(abc.ABC):
       ),
       extra=extra,
     )
-
-
-def num_parameters(params: ptyping.PyTree) -> int:
-  """How many numbers `params` holds; shapes will do."""
-  leaves: Iterable[Any] = jax.tree.leaves(params)
-  return sum(int(np.prod(leaf.shape)) for leaf in leaves)
