@@ -32,6 +32,11 @@ class CheckpointConfig:
       damaged, with a warning; False makes that an error.
     on_save_error: 'stop' raises a failed save at the next call on every
       process; 'warn' logs it and lets training go on to the next save.
+    save_after_error: Save the last good state when an error ends a training
+      run.
+    restore_only: Regular expression of whole leaf names: a run that begins
+      from another job's checkpoint takes only these from it, such as
+      'mdl_vars/params/.*', and begins at step 0; None takes all.
     timeout_s: Longest wait for another process within one save or restore.
     lease_s: How long a reader keeps a step from being swept; renewed by no
       one, so it must outlast a restore.
@@ -44,6 +49,8 @@ class CheckpointConfig:
   verify: bool = True
   fallback: bool = False
   on_save_error: str = 'stop'
+  save_after_error: bool = True
+  restore_only: str | None = None
   timeout_s: float = 600.0
   lease_s: float = 600.0
   max_host_bytes: int | None = None

@@ -171,6 +171,7 @@ class Evaluations:
       program=self._program,
     )
     self._start_step = start_step
+    self._found: tuple[int, dict[str, float]] = (0, {})
     self._decoder: _decoding.Decoder | None = None
 
   def due(self, step: int) -> bool:
@@ -203,6 +204,11 @@ class Evaluations:
     self._writer.flush()
     self._test(step, state, self._tests.names)
 
+  def metrics_of(self, step: int) -> dict[str, float]:
+    """What test inputs gave at `step`, as '<input>/<metric>'; maybe none."""
+    found_step, found = self._found
+    return found if found_step == step else {}
+
   def catch_up(self, step: int, state: tasks.TrainState) -> None:
     """Evaluates and decodes what a run that stopped at `step` had not done."""
     if step and self.due(step):
@@ -232,6 +238,14 @@ class Evaluations:
     self, step: int, state: tasks.TrainState, names: Sequence[str]
   ) -> None:
     results = self._tests.run(step, state.eval_vars, names=names)
+    self._found = (
+      step,
+      {
+        f'{name}/{metric}': value
+        for name, found in results.items()
+        for metric, value in found.scalars().items()
+      },
+    )
     for name, found in results.items():
       logging.info('%s', _table.line(step, name, found))
 

@@ -143,7 +143,12 @@ class Loop:
     if bool(jax.device_get(state.extra['halted'])):
       self._raise_non_finite(state)
     with self.session.world.progress.phase('save'):
-      self.manager.save(step, state, items=self._items())
+      self.manager.save(
+        step,
+        state,
+        items=self._items(),
+        metrics=self.evaluations.metrics_of(step),
+      )
 
   def _save_last(self, state: tasks.TrainState, step: int) -> None:
     """Makes sure that `step` is saved and durable."""
@@ -189,7 +194,8 @@ class Loop:
     common = isinstance(error, errors.NonFiniteLossError)
     saved = isinstance(error, errors.SaveError | errors.PreemptedError)
     # Other processes may be in the middle of a step: they would not come.
-    if saved or not (alone or common):
+    wanted = self.session.checkpoint_config.save_after_error
+    if saved or not wanted or not (alone or common):
       return
     try:
       good_step = int(jax.device_get(state.step))

@@ -61,6 +61,9 @@ class Begin:
       elif self.restore_dir is not None:
         where = self.restore_dir
         with _restore.reader(self.session, where) as other:
+          only = self.session.checkpoint_config.restore_only
+          if only is not None:
+            return self._part_of(other, program, only)
           restored = other.restore(
             program.abstract_state, step=self.restore_step
           )
@@ -81,6 +84,30 @@ class Begin:
     if INPUT_STATE in restored.items:
       position = inputs.check_state(self.source, restored.items[INPUT_STATE])
     return Start(state=restored.state, step=restored.step, position=position)
+
+  def _part_of(
+    self,
+    other: checkpoint.CheckpointManager,
+    program: programs.TrainProgram,
+    only: str,
+  ) -> Start:
+    """A fresh state with some leaves of another job's."""
+    fresh = program.init_state()
+    restored = other.restore(fresh, step=self.restore_step, only=only)
+    logging.info(
+      'Starting at step 0 with %s of step %d of %s.',
+      only,
+      restored.step,
+      other.directory,
+    )
+    if not restored.report.restored:
+      raise errors.ConfigError(
+        f'checkpoint_p.restore_only={only!r} matches no leaf of step '
+        f'{restored.step} in {other.directory}. See their names: paxlike ckpt '
+        f'show {other.directory}'
+      )
+    state = dataclasses.replace(restored.state, step=fresh.step)
+    return Start(state=state, step=0, position=0)
 
   def _check_own(self, newest: int) -> None:
     """Says what becomes of the flags, once the job has steps of its own.

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import os
 from typing import Any
 
@@ -160,10 +161,17 @@ def _open_checkpoints(
   return checkpoint.CheckpointManager(
     session.checkpoint_dir,
     config=session.checkpoint_config,
-    save_policy=checkpoint.SavePolicy(every_steps=train.save_interval_steps),
+    save_policy=checkpoint.SavePolicy(
+      every_steps=train.save_interval_steps,
+      every_s=train.save_interval_s or math.inf,
+      continuous=train.save_continuously,
+    ),
     keep_policy=checkpoint.KeepPolicy(
       max_to_keep=train.save_max_to_keep,
       keep_interval=train.save_keep_interval_duration,
+      num_best=train.save_num_best,
+      best_metric=train.save_best_metric,
+      best_mode=train.save_best_mode,
     ),
     world=session.world,
   )

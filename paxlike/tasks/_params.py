@@ -14,9 +14,16 @@ class TrainParams:
     num_train_steps: Updates in the whole run.
     save_interval_steps: Updates from one checkpoint to the next; the last
       step is always saved.
+    save_interval_s: Also save when so many seconds have passed since the last
+      save, by the clock of process 0; None goes by steps alone.
+    save_continuously: Also save as soon as the last checkpoint is durable.
     save_max_to_keep: Newest checkpoints to keep; None keeps all.
     save_keep_interval_duration: Besides those, keep one for good whenever so
       much time has passed; None keeps none.
+    save_num_best: Besides those, keep so many of the best.
+    save_best_metric: What is best: '<input>/<metric>' of the evaluation of
+      test inputs inside training, such as 'kjv_books/loss'.
+    save_best_mode: Whether 'min' or 'max' of it is best.
     summary_interval_steps: Updates between two lines of training metrics.
     norm_summary_interval_steps: Updates between two summaries of the norms of
       every parameter; None writes none. A multiple of summary_interval_steps.
@@ -42,8 +49,13 @@ class TrainParams:
 
   num_train_steps: int
   save_interval_steps: int = 1000
+  save_interval_s: float | None = None
+  save_continuously: bool = False
   save_max_to_keep: int | None = 3
   save_keep_interval_duration: datetime.timedelta | None = None
+  save_num_best: int = 0
+  save_best_metric: str = ''
+  save_best_mode: str = 'min'
   summary_interval_steps: int = 100
   norm_summary_interval_steps: int | None = None
   eval_interval_steps: int = 1000
@@ -80,6 +92,10 @@ class TrainParams:
           f'task_p.train.{name} is {getattr(self, name)!r}, must be one of '
           f'{", ".join(allowed)}.'
         )
+    if self.save_interval_s is not None and not self.save_interval_s > 0:
+      raise errors.ConfigError(
+        f'task_p.train.save_interval_s is {self.save_interval_s}, must be > 0.'
+      )
     norms = self.norm_summary_interval_steps
     if norms is not None and norms % self.summary_interval_steps:
       raise errors.ConfigError(
@@ -102,4 +118,5 @@ _CHOICES = {
   'follow_policy': ('latest', 'all'),
   'on_nonfinite': ('stop', 'skip'),
   'on_stall': ('report', 'stop'),
+  'save_best_mode': ('min', 'max'),
 }

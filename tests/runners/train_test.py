@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from paxlike import checkpoint, inputs, programs, reporting, sync
+from paxlike import checkpoint, inputs, programs, reporting, sync, tasks
 from paxlike.core import errors
 from paxlike.runners import train
 from tests.fakes import tiny_task
@@ -378,3 +378,78 @@ def test_the_model_is_told_of_beside_the_summaries(tmp_path):
   run(tmp_path)
   (path,) = (tmp_path / 'summaries/train').iterdir()
   assert b'4 parameters' in path.read_bytes()
+
+
+def test_a_run_can_begin_with_the_parameters_alone_of_another(tmp_path):
+  first = run(tmp_path / 'a')
+  other = tiny_task.make_task(
+    num_train_steps=3, learner={'ema_decay': 0.5, 'clip_global_norm': 1.0}
+  )
+  config = checkpoint.CheckpointConfig(restore_only='mdl_vars/params/.*')
+  seen = []
+  plain = programs.TrainProgram.run
+
+  def watched(self, state, batch):
+    seen.append(np.asarray(state.mdl_vars['params']['kernel']))
+    return plain(self, state, batch)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(programs.TrainProgram, 'run', watched)
+    result = run(
+      tmp_path / 'b',
+      task=other,
+      checkpoint_p=config,
+      restore_checkpoint_dir=str(tmp_path / 'a/checkpoints'),
+    )
+  np.testing.assert_array_equal(seen[0], kernel(first))
+  assert result.step == 3
+
+
+def test_a_pattern_that_matches_nothing_is_refused(tmp_path):
+  run(tmp_path / 'a')
+  config = checkpoint.CheckpointConfig(restore_only='params')
+  with pytest.raises(errors.ConfigError, match='matches no leaf'):
+    run(
+      tmp_path / 'b',
+      checkpoint_p=config,
+      restore_checkpoint_dir=str(tmp_path / 'a/checkpoints'),
+    )
+
+
+def test_saving_after_an_error_can_be_turned_off(tmp_path):
+  config = checkpoint.CheckpointConfig(save_after_error=False)
+  task = tiny_task.make_task(num_train_steps=9, summary_interval_steps=3)
+  with pytest.raises(errors.NonFiniteLossError):
+    run(tmp_path, task=task, source=nan_input(9), checkpoint_p=config)
+  assert steps_in(tmp_path) == [0]
+
+
+def test_the_best_step_by_a_test_metric_is_kept(tmp_path):
+  # The rate grows until the loss does: the best step is in the middle.
+  schedule = tasks.WarmupCosine(peak=1.2, warmup_steps=11, total_steps=1000)
+  task = tiny_task.make_task(
+    num_train_steps=12,
+    save_interval_steps=1,
+    eval_interval_steps=1,
+    save_max_to_keep=1,
+    save_num_best=1,
+    save_best_metric='test/loss',
+    learner={'schedule': schedule},
+  )
+  source = tiny_task.make_input(10, name='test', is_training=False)
+  run(tmp_path, task=task, eval_input_p=source, eval_on_test=True)
+  lines = reporting.read_metrics(str(tmp_path), 'eval_test_test')
+  best = min(lines, key=lambda line: line['loss'])['step']
+  assert 1 < best < 12
+  assert steps_in(tmp_path) == [best, 12]
+
+
+def test_saving_continuously_saves_more_than_the_interval_asks_for(tmp_path):
+  task = tiny_task.make_task(
+    num_train_steps=40,
+    save_interval_steps=1000,
+    save_continuously=True,
+    save_max_to_keep=None,
+  )
+  run(tmp_path, task=task)
+  assert len(steps_in(tmp_path)) > 2
