@@ -9,6 +9,7 @@ from sklearn import datasets
 
 from paxlike import models
 from paxlike.core import errors
+from tests.models import tiny
 
 CNN = functools.partial(
   models.CnnClassifier,
@@ -71,11 +72,13 @@ def test_it_learns_digits_it_has_not_seen(template):
 @pytest.mark.parametrize('template', [MLP, CNN])
 def test_padding_rows_change_no_score_and_no_state(template):
   model = models.functional(template)
-  mdl_vars = model.init(jax.random.key(0))
+  mdl_vars = tiny.draw(model)
   images, _ = _digits()
   padded = np.concatenate([images[:4], np.full((2, 8, 8), 1e3, np.float32)])
   apply = functools.partial(model.apply, mdl_vars, '__call__', train=True)
-  got, after = apply(padded, example_weights=jnp.array([1.0] * 4 + [0.0] * 2))
+  got, after = apply(
+    jnp.asarray(padded), example_weights=jnp.array([1.0] * 4 + [0.0] * 2)
+  )
   want, want_after = apply(jnp.asarray(images[:4]))
   np.testing.assert_allclose(got[:4], want, atol=1e-5)
   jax.tree.map(
@@ -88,7 +91,7 @@ def test_scores_are_float32_also_from_bfloat16(template):
   model = models.functional(
     functools.partial(template, compute_dtype='bfloat16')
   )
-  mdl_vars = model.init(jax.random.key(0))
+  mdl_vars = tiny.draw(model)
   scores, _ = model.apply(mdl_vars, '__call__', jnp.ones((2, 8, 8)))
   assert scores.dtype == jnp.float32
   assert scores.shape == (2, 10)
@@ -97,7 +100,7 @@ def test_scores_are_float32_also_from_bfloat16(template):
 @pytest.mark.parametrize('template', [MLP, CNN])
 def test_dropout_needs_a_key_and_replays_from_it(template):
   model = models.functional(functools.partial(template, dropout_rate=0.5))
-  mdl_vars = model.init(jax.random.key(0))
+  mdl_vars = tiny.draw(model)
   train = functools.partial(
     model.apply, mdl_vars, '__call__', jnp.ones((2, 8, 8)), train=True
   )
@@ -112,11 +115,12 @@ def test_dropout_needs_a_key_and_replays_from_it(template):
 
 def test_no_hidden_layers_is_a_linear_classifier():
   model = models.functional(functools.partial(MLP, hidden_dims=()))
-  mdl_vars = model.init(jax.random.key(0))
+  mdl_vars = tiny.draw(model)
   x = jax.random.normal(jax.random.key(1), (3, 8, 8))
   scores, _ = model.apply(mdl_vars, '__call__', x)
-  kernel = mdl_vars['params']['scores']['kernel']
-  np.testing.assert_allclose(scores, x.reshape(3, 64) @ kernel.T, atol=1e-5)
+  linear = mdl_vars['params']['scores']
+  want = x.reshape(3, 64) @ linear['kernel'].T + linear['bias']
+  np.testing.assert_allclose(scores, want, atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 
 from paxlike import models
 from paxlike.core import errors
-from tests.models import reference
+from tests.models import reference, tiny
 
 BASE = {
   'vocab_size': 19,
@@ -75,7 +75,7 @@ def _loss_and_grads(**knobs):
   model = models.functional(
     functools.partial(models.TransformerLm, **{**BASE, **knobs})
   )
-  params = jax.jit(model.init)(jax.random.key(0))['params']
+  params = tiny.draw(model)['params']
 
   def loss(params):
     mdl_vars = {'params': params, 'non_trainable': {}}
