@@ -12,9 +12,21 @@ os.environ['JAX_PLATFORMS'] = 'cpu'
 
 import jax
 import pytest
+from absl import logging
 from jaxtyping import install_import_hook
 
 install_import_hook('paxlike', 'beartype.beartype')
+
+
+@pytest.fixture(autouse=True)
+def plain_logging() -> Iterator[None]:
+  """Every test logs as if it were the first one of its process."""
+  logger = logging.get_absl_logger()
+  before = logger.level, logger.propagate, list(logger.handlers)
+  yield
+  logger.setLevel(before[0])
+  logger.propagate = before[1]
+  logger.handlers[:] = before[2]
 
 
 @pytest.fixture

@@ -74,8 +74,12 @@ def test_random_faults_change_no_bit(tmp_path, undisturbed):
 
 
 def test_hosts_that_go_and_come_back_change_no_loss(tmp_path, undisturbed):
+  # Slow enough that the host is back long before the last step.
   with harness.Job(
-    tmp_path, num_steps=_STEPS, snapshot_steps=_SNAPSHOT_STEPS
+    tmp_path,
+    num_steps=_STEPS,
+    snapshot_steps=_SNAPSHOT_STEPS,
+    settings=['PAUSE_S=0.2'],
   ) as job:
     job.wait_for_step(25)
     seen = len(job.events())

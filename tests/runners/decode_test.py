@@ -156,6 +156,7 @@ def test_a_decode_that_died_goes_on_and_its_metrics_are_of_all(trained):
   assert task.num_processed == NUM_EXAMPLES - 8
 
 
+@pytest.mark.jax_in_threads
 def test_it_goes_on_at_another_number_of_processes(trained):
   decode_in(trained)
   whole, whole_line = read(trained), line_of(trained)

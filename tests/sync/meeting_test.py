@@ -66,7 +66,7 @@ def test_a_barrier_names_the_process_that_skipped_it_and_where_it_is():
 
 
 def test_a_long_wait_is_told_every_thirty_seconds_with_who_is_missing(caplog):
-  caplog.set_level(logging.INFO)
+  caplog.set_level(logging.INFO, logger='absl')
 
   def job(world):
     if world.process_index != 1:
