@@ -11,15 +11,17 @@ import sys
 if not __package__:  # run as a script: make `import paxlike` find this tree
   sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
+import contextlib
 import dataclasses
 import importlib
 import pkgutil
+import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from absl import flags, logging
 
-from paxlike.core import compilation_cache, errors, fs, suggest
+from paxlike.core import compilation_cache, errors, fs, processes, suggest
 
 if TYPE_CHECKING:
   from paxlike import experiment, sync
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
 # side by side.
 _CLI = 'paxlike.cli'
 _AGENT = 'PAXLIKE_AGENT'
+_LAUNCHER = 'PAXLIKE_LAUNCHER'
 MODES = ('train', 'eval', 'decode')
 _EXIT_INTERRUPTED = 130
 _USAGE = """\
@@ -128,6 +131,9 @@ def _run_job(argv: Sequence[str]) -> int:
     return errors.EXIT_DONE
   _check(values)
   _set_up_logging(values.verbosity)
+  signal.signal(signal.SIGTERM, _stop_early)
+  if _LAUNCHER in os.environ:  # its death, kill -9 included, is a request
+    processes.end_with_parent(signal.SIGTERM)
   if not values.dump_config:
     _set_up_compilation_cache(values)
 
@@ -139,7 +145,16 @@ def _run_job(argv: Sequence[str]) -> int:
     print(config.dump.to_text(resolved.roots()), end='')
     return errors.EXIT_DONE
   _run_mode(values, resolved, argv)
+  # All is done and written: nothing is left that a request could stop.
+  signal.signal(signal.SIGTERM, signal.SIG_IGN)
   return errors.EXIT_DONE
+
+
+def _stop_early(number: int, frame: object) -> NoReturn:
+  """Ends a job that was asked to stop before it had begun."""
+  del number, frame
+  print('paxlike: stopped before the job began', file=sys.stderr, flush=True)
+  os._exit(errors.EXIT_PREEMPTED)
 
 
 def _run_mode(
@@ -214,12 +229,16 @@ def _run_in(
     _set_up_logging(values.verbosity, f' p{world.process_index}')
     facts = experiment.facts(resolved)
     sync.check_same(f'{values.mode}/config', facts, world=world)
-  if world.process_index == 0:
-    experiment.write_record(job_log_dir, values.mode, resolved, command=argv)
+  recording = (
+    experiment.recording(job_log_dir, values.mode, resolved, command=argv)
+    if world.process_index == 0
+    else contextlib.nullcontext()
+  )
   if source is not None:
     resolved = dataclasses.replace(resolved, train_input_p=source)
   run = {'train': _train, 'eval': _evaluate, 'decode': _decode}[values.mode]
-  run(values, resolved, job_log_dir)
+  with recording:
+    run(values, resolved, job_log_dir)
 
 
 def _train(
@@ -361,6 +380,11 @@ def _parse(argv: Sequence[str]) -> flags.FlagValues:
   try:
     rest = values(argv)[1:]
   except flags.UnrecognizedFlagError as error:
+    if error.flagname.startswith('fdl.'):
+      path = error.flagname.removeprefix('fdl.')
+      raise errors.UsageError(
+        f'There is no flag --{error.flagname}; write --set {path}=VALUE.'
+      ) from None
     raise errors.UsageError(
       f'There is no flag --{error.flagname}. '
       f'{suggest.hint(error.flagname, list(values))} All: paxlike --help'

@@ -117,6 +117,12 @@ class Restoring:
         logging.warning('%s Falling back to the step before.', text)
         self.damaged.add(chosen.step)
         continue
+      if status == _DAMAGED and step is None:
+        text += (
+          ' To go on from the newest whole step: --set '
+          'checkpoint_p.fallback=true. To see all damage: paxlike ckpt verify '
+          f'{self._place.directory}'
+        )
       raise _ERRORS[status](text) from error
     raise errors.CheckpointNotFoundError(
       f'No step of {self._place.directory} stayed long enough to be read, in '

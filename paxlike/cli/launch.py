@@ -55,6 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         'JAX_COORDINATOR_ADDRESS': address,
         'JAX_NUM_PROCESSES': str(options.local),
         'JAX_PROCESS_ID': str(index),
+        'PAXLIKE_LAUNCHER': str(os.getpid()),
         'PYTHONUNBUFFERED': '1',
       },
     )

@@ -5,7 +5,6 @@ takes its place. It outlives its agent by no more than milliseconds.
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import faulthandler
 import json
@@ -18,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from paxlike import checkpoint, sync
-from paxlike.core import errors
+from paxlike.core import errors, processes
 from paxlike.elastic import _facts, _memory, _messages, _transfer, snapshots
 
 VARIABLE = 'PAXLIKE_AGENT'
@@ -322,7 +321,7 @@ def attached() -> Iterator[Worker]:
   """
   global _worker
   told = setting()
-  _die_with_parent()
+  processes.end_with_parent(signal.SIGKILL)
   os.set_inheritable(told.fd, False)
   secret = os.environ[SECRET_VARIABLE].encode()
   connection = _messages.call(
@@ -391,10 +390,3 @@ def _enable_stacks(told: Setting, generation: int, rank: int) -> None:
     name = f'generation_{generation}_rank_{rank}.txt'
     file = open(os.path.join(told.stack_dir, name), 'w')  # noqa: SIM115
     faulthandler.register(signal.SIGUSR1, file=file, all_threads=True)
-
-
-def _die_with_parent() -> None:
-  """Has the kernel end this process when the agent's does, on Linux."""
-  libc = ctypes.CDLL(None)
-  if hasattr(libc, 'prctl'):
-    libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

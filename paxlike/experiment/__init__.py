@@ -13,6 +13,7 @@ if TYPE_CHECKING:
   from paxlike.experiment._base import BaseExperiment as BaseExperiment
   from paxlike.experiment._record import describe as describe
   from paxlike.experiment._record import facts as facts
+  from paxlike.experiment._record import recording as recording
   from paxlike.experiment._record import write_record as write_record
   from paxlike.experiment._registry import Listing as Listing
   from paxlike.experiment._registry import Registry as Registry
@@ -35,6 +36,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'register': '_registry',
     'resolve': '_resolve',
     'facts': '_record',
+    'recording': '_record',
     'write_record': '_record',
   },
 )

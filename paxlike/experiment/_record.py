@@ -1,12 +1,13 @@
 """Writes down what a run was started with, to read and to start it again."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from paxlike import config
@@ -14,6 +15,7 @@ from paxlike.core import errors, fs
 from paxlike.experiment import _resolve
 
 CONFIG_DIR = 'config'
+_SUFFIXES = ('txt', 'json')
 _PACKAGES = (
   'paxlike',
   'jax',
@@ -25,6 +27,43 @@ _PACKAGES = (
   'tensorstore',
 )
 _GIT_TIMEOUT_S = 5.0
+
+
+@contextlib.contextmanager
+def recording(
+  job_log_dir: str,
+  mode: str,
+  resolved: _resolve.Resolved,
+  *,
+  command: Sequence[str] = (),
+) -> Iterator[None]:
+  """Records the config for the time of a run, and for good if it is one.
+
+  Where the block ends in wrong use, what was recorded before is put back: it
+  is what the checkpoints there were trained with.
+
+  Args:
+    job_log_dir: The job's directory.
+    mode: 'train', 'eval' or 'decode'.
+    resolved: The config of the run.
+    command: The command line, program first.
+  """
+  files = fs.for_path(job_log_dir)
+  before = {}
+  for suffix in _SUFFIXES:
+    path = fs.join(job_log_dir, CONFIG_DIR, f'{mode}.{suffix}')
+    before[path] = files.read_bytes(path) if files.exists(path) else None
+  write_record(job_log_dir, mode, resolved, command=command)
+  try:
+    yield
+  except errors.PaxlikeError as error:
+    if error.exit_status == errors.EXIT_USAGE:
+      for path, content in before.items():
+        if content is None:
+          files.remove(path)
+        else:
+          files.write_atomic(path, content)
+    raise
 
 
 def write_record(

@@ -9,13 +9,25 @@ if TYPE_CHECKING:
   from paxlike.runners import evaluate as evaluate
   from paxlike.runners import session as session
   from paxlike.runners import train as train
+  from paxlike.runners.decode import (
+    decode_once_spmd_model as decode_once_spmd_model,
+  )
+  from paxlike.runners.evaluate import (
+    evaluate_spmd_model as evaluate_spmd_model,
+  )
+  from paxlike.runners.train import (
+    train_and_evaluate_spmd_model as train_and_evaluate_spmd_model,
+  )
 
 __getattr__, __dir__, __all__ = lazy.attach(
   __name__,
   {
     'decode': 'decode',
+    'decode_once_spmd_model': 'decode',
     'evaluate': 'evaluate',
+    'evaluate_spmd_model': 'evaluate',
     'session': 'session',
     'train': 'train',
+    'train_and_evaluate_spmd_model': 'train',
   },
 )

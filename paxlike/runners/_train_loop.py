@@ -206,7 +206,7 @@ class Loop:
       items[_train_start.INPUT_STATE]['position'] -= step - good_step
       self.manager.save(good_step, state, items=items)
       self.manager.wait()
-      logging.info('Saved the last good state, of step %d.', good_step)
+      self.report.saved(step, good_step)
     except Exception as second:  # noqa: BLE001 - the first error is the cause
       logging.warning('The last state could not be saved: %s', second)
 

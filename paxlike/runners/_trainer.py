@@ -16,6 +16,8 @@ from paxlike.core import errors, fs
 # An end that was told before the follower began may be of an earlier run, with
 # the next one just starting: it is believed only after this time.
 _GRACE_S = 60.0
+# A training that is done, though not after as many steps as this job expects.
+_DONE_GRACE_S = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Trainer:
     self._clock = clock
     self._first = self._last = self._read(None)
     self._began_s = self._heard_s = clock.monotonic_s()
+    self._told = ''
 
   def look(self) -> End | None:
     """How training has ended; None while it goes on or may come back."""
@@ -67,6 +70,7 @@ class Trainer:
       if status.state == 'failed':
         return End(f'Training failed after step {status.step}: {status.reason}')
     if now_s - self._heard_s < self._timeout_s:
+      self._tell(status)
       return None
     return End(self._silence(status))
 
@@ -84,9 +88,45 @@ class Trainer:
     is_complete = (
       status.state == 'done' and status.step >= self._num_train_steps
     )
-    grace_s = min(_GRACE_S, self._timeout_s)
     waited_s = self._clock.monotonic_s() - self._began_s
-    return is_complete or status != self._first or waited_s >= grace_s
+    return (
+      is_complete
+      or status != self._first
+      or waited_s >= self._grace_s(status.state)
+    )
+
+  def _grace_s(self, state: str) -> float:
+    longest_s = _DONE_GRACE_S if state == 'done' else _GRACE_S
+    return min(longest_s, self._timeout_s)
+
+  def _tell(self, status: reporting.Status | None) -> None:
+    """Says what is waited for, once for each reason to wait."""
+    state = 'absent' if status is None else status.state
+    if state == self._told:
+      return
+    self._told = state
+    if status is None:
+      logging.info(
+        'No training job has written status/train.json in %s yet; waiting '
+        '%g s for one. To take what is there: --nofollow.',
+        self._job_log_dir,
+        self._timeout_s,
+      )
+    elif status.state == 'running':
+      logging.info('Following the training job, now at step %d.', status.step)
+    else:
+      wait_s = (
+        self._timeout_s
+        if status.state == 'preempted'
+        else self._grace_s(status.state)
+      )
+      logging.info(
+        'Training is %s at step %d; waiting %g s in case it goes on. To end '
+        'at once: --nofollow.',
+        status.state,
+        status.step,
+        wait_s,
+      )
 
   def _silence(self, status: reporting.Status | None) -> str:
     where = fs.join(self._job_log_dir, 'status', 'train.json')

@@ -2,7 +2,10 @@
 
 import contextlib
 import dataclasses
+import os
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -57,6 +60,32 @@ class Session:
         self.job_log_dir, self.mode, state=state, step=step, reason=reason
       )
 
+  def check_alone(self) -> None:
+    """Refuses to be the second job of its mode in one directory.
+
+    A job that was killed leaves 'running' behind, so what counts is whether
+    the process that wrote it lives, which can be told on its own host only.
+
+    Raises:
+      UsageError: Another one is at work there.
+    """
+    found = reporting.read_status(self.job_log_dir, self.mode)
+    if (
+      self.is_writer
+      and found is not None
+      and found.state == 'running'
+      and found.host == socket.gethostname()
+      and found.pid != os.getpid()
+      and time.time() - found.updated_s < 3 * STATUS_INTERVAL_S
+      and _is_alive(found.pid)
+    ):
+      raise errors.UsageError(
+        f'Process {found.pid} on this host is at work in {self.job_log_dir} '
+        f'(--mode={self.mode}, step {found.step}). Two would overwrite each '
+        f'other: end that one (kill {found.pid}), or take another '
+        '--job_log_dir.'
+      )
+
   @contextlib.contextmanager
   def status(self) -> Iterator['Progress']:
     """Keeps `status/<mode>.json` true from start to end, errors included.
@@ -65,6 +94,7 @@ class Session:
       Where to say which step the job has come to.
     """
     progress = Progress()
+    before = reporting.read_status(self.job_log_dir, self.mode)
     # The first write is also the test whether the directory can be written
     # to, before anything is compiled.
     self.write_status('running', progress.step)
@@ -72,7 +102,7 @@ class Session:
       with _beating(lambda: self.write_status('running', progress.step)):
         yield progress
     except BaseException as error:
-      self._write_end(error, progress.step)
+      self._write_end(error, progress.step, before)
       raise
     self.write_status('done', progress.step, progress.reason)
 
@@ -109,14 +139,35 @@ class Session:
       world=self.world,
     )
 
-  def _write_end(self, error: BaseException, step: int) -> None:
+  def _write_end(
+    self, error: BaseException, step: int, before: reporting.Status | None
+  ) -> None:
     if self.goes_on_after(error):
+      return
+    status = getattr(error, 'exit_status', errors.EXIT_FAILED)
+    if status == errors.EXIT_USAGE and before is not None:
+      # Wrong use changes nothing: the run is where it was.
+      self.write_status(before.state, before.step, before.reason)
       return
     if isinstance(error, errors.PreemptedError):
       self.write_status('preempted', step, str(error))
       return
     with contextlib.suppress(OSError):  # a full disk: the cause counts
       self.write_status('failed', step, f'{type(error).__name__}: {error}')
+
+
+def _is_alive(pid: int) -> bool:
+  try:
+    os.kill(pid, 0)
+  except ProcessLookupError:
+    return False
+  except PermissionError:
+    return True
+  try:  # one that has ended, but that nobody has waited for, is dead
+    with open(f'/proc/{pid}/stat', encoding='utf-8') as file:
+      return file.read().rpartition(')')[2].split()[0] != 'Z'
+  except OSError:
+    return True
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
 from typing import Any
 
 from paxlike import checkpoint, inputs, programs, tasks
@@ -79,6 +80,15 @@ def train_and_evaluate_spmd_model(
     PreemptedError: The job was asked to stop, and saved its state.
   """
   task, source = sessions.built(task_p), _training_input(train_input_p)
+  plan = _evaluations.Plan(
+    test=sessions.build_inputs(eval_input_p) if eval_on_test else (),
+    decode=sessions.build_inputs(decode_input_p)
+    if task.train.decode_interval_steps
+    else (),
+    decode_params=sessions.built(decode),
+  )
+  for each in (source, *plan.test, *plan.decode):
+    _ = each.batch_spec, each.num_batches  # opens the data, before all else
   elastic = worker = None
   if _AGENT_VARIABLE in os.environ:
     from paxlike.runners import _train_elastic as elastic
@@ -90,13 +100,8 @@ def train_and_evaluate_spmd_model(
   )
   if worker is not None:
     session = dataclasses.replace(session, goes_on_after=worker.goes_on_after)
-  plan = _evaluations.Plan(
-    test=sessions.build_inputs(eval_input_p) if eval_on_test else (),
-    decode=sessions.build_inputs(decode_input_p)
-    if session.task.train.decode_interval_steps
-    else (),
-    decode_params=sessions.built(decode),
-  )
+  else:
+    session.check_alone()
   with contextlib.ExitStack() as stack:
     progress = stack.enter_context(session.status())
     manager = stack.enter_context(_open_checkpoints(session))
@@ -145,6 +150,11 @@ def train_and_evaluate_spmd_model(
 
 
 def _training_input(train_input_p: Any) -> inputs.Input:
+  if isinstance(train_input_p, Sequence):
+    raise errors.ConfigError(
+      f'Training takes one input, got {len(train_input_p)}: give the one with '
+      'is_training=True, and the others as eval_input_p.'
+    )
   source = sessions.built(train_input_p)
   if not source.is_training:
     raise errors.ConfigError(

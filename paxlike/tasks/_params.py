@@ -70,16 +70,18 @@ class TrainParams:
   on_stall: str = 'report'
 
   def __post_init__(self) -> None:
-    if self.num_train_steps < 0:
-      raise errors.ConfigError(
-        f'task_p.train.num_train_steps is {self.num_train_steps}, must be >= 0.'
-      )
+    _check_from_0(self, 'num_train_steps', 2**31)
+    _check_from_0(self, 'random_seed', 2**63)
     for name in _AT_LEAST_1:
       value = getattr(self, name)
       if value is not None and value < 1:
+        advice = (
+          f' For "only at the end" set it to num_train_steps '
+          f'({self.num_train_steps}).'
+        )
         raise errors.ConfigError(
-          f'task_p.train.{name} is {value}, must be >= 1. For "only at the '
-          f'end" set it to num_train_steps ({self.num_train_steps}).'
+          f'task_p.train.{name} is {value}, must be >= 1.'
+          + (advice if name.endswith('_interval_steps') else '')
         )
     for name in _ABOVE_0:
       if not getattr(self, name) > 0:
@@ -102,6 +104,14 @@ class TrainParams:
         f'task_p.train.norm_summary_interval_steps is {norms}, must be a '
         f'multiple of summary_interval_steps ({self.summary_interval_steps}).'
       )
+
+
+def _check_from_0(params: TrainParams, name: str, below: int) -> None:
+  value = getattr(params, name)
+  if not 0 <= value < below:
+    raise errors.ConfigError(
+      f'task_p.train.{name} is {value}, must be >= 0 and below {below}.'
+    )
 
 
 _AT_LEAST_1 = (

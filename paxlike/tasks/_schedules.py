@@ -1,6 +1,7 @@
 """Learning rates as functions of the number of updates done before."""
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
 import optax
@@ -9,11 +10,21 @@ from jaxtyping import Array, Float, Int
 from paxlike.core import errors
 
 
+def _check_rate(name: str, rate: float) -> None:
+  if not (math.isfinite(rate) and rate >= 0):
+    raise errors.ConfigError(
+      f'{name} is {rate}; a learning rate must be finite and >= 0.'
+    )
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constant:
   """The same learning rate for every update."""
 
   value: float
+
+  def __post_init__(self) -> None:
+    _check_rate('Constant.value', self.value)
 
   def rate(
     self, step: Int[Array, ''], num_train_steps: int
@@ -40,6 +51,7 @@ class WarmupCosine:
   total_steps: int | None = None
 
   def __post_init__(self) -> None:
+    _check_rate('WarmupCosine.peak', self.peak)
     if self.warmup_steps < 0:
       raise errors.ConfigError(
         f'WarmupCosine.warmup_steps is {self.warmup_steps}, must be >= 0.'

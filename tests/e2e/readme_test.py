@@ -37,7 +37,8 @@ def environment():
 def desk(tmp_path_factory):
   """A directory of one's own, with the README's experiment in it."""
   where = tmp_path_factory.mktemp('desk')
-  (source,) = blocks('python')
+  source, notebook = blocks('python')
+  (where / 'notebook.py').write_text(notebook)
   path = where / re.match(r'# (\S+)\n', source)[1]
   path.parent.mkdir()
   path.write_text(source)
@@ -57,6 +58,15 @@ def test_every_command_of_the_tour_does_what_it_says(desk):
       timeout=300,
     )
     assert done.returncode == 0, f'{command}\n{done.stdout}\n{done.stderr}'
+  in_notebook = subprocess.run(
+    [sys.executable, 'notebook.py'],
+    cwd=desk,
+    env=environment(),
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+  assert in_notebook.stdout == '20\n', in_notebook.stderr
   evaluated = (desk / 'runs/tour/metrics/eval_test_kjv_books.jsonl').read_text()
   assert '"step": 40' in evaluated
 

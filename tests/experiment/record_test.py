@@ -59,3 +59,35 @@ def test_a_directory_that_cannot_be_is_wrong_use(tmp_path):
   (tmp_path / 'file').touch()
   with pytest.raises(errors.UsageError, match='cannot be made'):
     write(tmp_path / 'file' / 'job')
+
+
+def test_wrong_use_puts_back_the_record_of_the_run(tmp_path):
+  write(tmp_path, 'NUM_LAYERS=7')
+  before = (tmp_path / 'config' / 'train.json').read_text()
+  refused = experiment.resolve(toys.Toy, ['NUM_LAYERS=8'])
+  with (
+    pytest.raises(errors.ConfigError),
+    experiment.recording(str(tmp_path), 'train', refused),
+  ):
+    raise errors.ConfigError('it does not fit')
+  assert (tmp_path / 'config' / 'train.json').read_text() == before
+
+
+def test_a_first_start_that_is_refused_leaves_no_record(tmp_path):
+  refused = experiment.resolve(toys.Toy, [])
+  with (
+    pytest.raises(errors.ConfigError),
+    experiment.recording(str(tmp_path), 'train', refused),
+  ):
+    raise errors.ConfigError('it does not fit')
+  assert not list((tmp_path / 'config').iterdir())
+
+
+def test_a_run_that_fails_keeps_its_record(tmp_path):
+  resolved = experiment.resolve(toys.Toy, [])
+  with (
+    pytest.raises(errors.NonFiniteLossError),
+    experiment.recording(str(tmp_path), 'train', resolved),
+  ):
+    raise errors.NonFiniteLossError('NaN')
+  assert (tmp_path / 'config' / 'train.json').exists()

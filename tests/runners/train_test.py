@@ -1,4 +1,7 @@
 import json
+import socket
+import subprocess
+import time
 
 import jax
 import numpy as np
@@ -453,3 +456,55 @@ def test_saving_continuously_saves_more_than_the_interval_asks_for(tmp_path):
   )
   run(tmp_path, task=task)
   assert len(steps_in(tmp_path)) > 2
+
+
+def test_a_start_that_is_refused_leaves_the_status_of_the_run(tmp_path):
+  run(tmp_path)
+  with pytest.raises(errors.InputMismatchError):
+    run(tmp_path, source=tiny_task.make_input(batch_size=5))
+  status = reporting.read_status(str(tmp_path), 'train')
+  assert (status.state, status.step) == ('done', 6)
+
+
+def test_test_data_that_are_not_there_end_the_run_before_it_begins(tmp_path):
+  missing = inputs.TextInput(
+    name='test', batch_size=4, seq_len=8, files=str(tmp_path / 'nowhere')
+  )
+  with pytest.raises(errors.PaxlikeError, match='nowhere'):
+    run(tmp_path / 'job', eval_input_p=missing, eval_on_test=True)
+  assert not (tmp_path / 'job').exists()
+
+
+def test_a_list_of_inputs_is_refused_with_what_to_give(tmp_path):
+  with pytest.raises(errors.ConfigError, match='takes one input'):
+    run(tmp_path, source=[tiny_task.make_input()])
+
+
+def test_a_second_trainer_in_the_directory_is_refused_while_one_lives(
+  tmp_path,
+):
+  other = subprocess.Popen(['sleep', '60'])
+  status = tmp_path / 'status/train.json'
+  status.parent.mkdir()
+  status.write_text(
+    json.dumps(
+      {
+        'state': 'running',
+        'step': 3,
+        'reason': '',
+        'pid': other.pid,
+        'host': socket.gethostname(),
+        'updated_s': time.time(),
+      }
+    )
+  )
+  try:
+    with pytest.raises(
+      errors.UsageError, match=f'Process {other.pid} .*step 3'
+    ):
+      run(tmp_path)
+  finally:
+    other.kill()
+  # Not even waited for: a job that was killed is no longer in the way.
+  assert run(tmp_path).step == 6
+  other.wait()

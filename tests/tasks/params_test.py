@@ -15,6 +15,7 @@ from paxlike.core import errors
     ('max_inflight_steps', 0),
     ('on_nonfinite', 'panic'),
     ('on_stall', 'ignore'),
+    ('random_seed', 10**30),
     ('stall_floor_s', 0.0),
     ('follow_policy', 'some'),
   ],

@@ -41,3 +41,11 @@ def test_a_cosine_that_ends_within_the_warm_up_is_refused():
 
 def test_constant_is_constant():
   assert rates(tasks.Constant(value=0.5), [0, 7], 10) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize('rate', [float('nan'), float('inf'), -1.0])
+def test_a_rate_that_no_run_can_mean_is_refused(rate):
+  with pytest.raises(errors.ConfigError, match='finite'):
+    tasks.Constant(value=rate)
+  with pytest.raises(errors.ConfigError, match='finite'):
+    tasks.WarmupCosine(peak=rate)
