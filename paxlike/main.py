@@ -41,8 +41,15 @@ paxlike COMMAND ...
 
 def console() -> NoReturn:
   """Entry point of the `paxlike` command."""
+  is_job = len(sys.argv) > 1 and sys.argv[1].startswith('-')
+  if is_job:
+    signal.signal(signal.SIGTERM, _stop_early)
+    if _LAUNCHER in os.environ:  # its death, kill -9 included, is a request
+      processes.end_with_parent(signal.SIGTERM)
   try:
     status = main(sys.argv)
+    if is_job:  # all is written: nothing is left that a request could stop
+      signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.stdout.flush()
   except BrokenPipeError:  # the reader, such as `head`, has seen enough
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -131,9 +138,6 @@ def _run_job(argv: Sequence[str]) -> int:
     return errors.EXIT_DONE
   _check(values)
   _set_up_logging(values.verbosity)
-  signal.signal(signal.SIGTERM, _stop_early)
-  if _LAUNCHER in os.environ:  # its death, kill -9 included, is a request
-    processes.end_with_parent(signal.SIGTERM)
   if not values.dump_config:
     _set_up_compilation_cache(values)
 
@@ -145,8 +149,6 @@ def _run_job(argv: Sequence[str]) -> int:
     print(config.dump.to_text(resolved.roots()), end='')
     return errors.EXIT_DONE
   _run_mode(values, resolved, argv)
-  # All is done and written: nothing is left that a request could stop.
-  signal.signal(signal.SIGTERM, signal.SIG_IGN)
   return errors.EXIT_DONE
 
 
