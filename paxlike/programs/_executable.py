@@ -36,6 +36,8 @@ class Executable:
 
   def __call__(self, *args: Any) -> Any:
     """Runs the function on every process of the job."""
+    if jax.config.read('jax_debug_nans'):  # it finds the place inside of jit
+      return self._jitted(*args)
     batch = args[-1]
     key = (
       tuple((name, value.shape) for name, value in batch.items())

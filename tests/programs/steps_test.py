@@ -244,3 +244,13 @@ def test_a_decode_output_that_is_not_one_row_an_example_is_refused():
       jax.tree.map(jnp.asarray, tiny_task.make_batch(4)),
       jax.random.key(0),
     )
+
+
+def test_debugging_nans_names_the_operation_and_not_a_deleted_array():
+  task = tiny_task.make_task()
+  good = tiny_task.make_batch(4)
+  with (
+    jax.debug_nans(True),
+    pytest.raises(FloatingPointError, match='nan'),
+  ):
+    run(task, [good, nan_batch(), good])
