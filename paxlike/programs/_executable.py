@@ -36,7 +36,8 @@ class Executable:
 
   def __call__(self, *args: Any) -> Any:
     """Runs the function on every process of the job."""
-    if jax.config.read('jax_debug_nans'):  # it finds the place inside of jit
+    # JAX finds the place of a NaN inside of jit only.
+    if jax.config.jax_debug_nans:  # pyright: ignore[reportAttributeAccessIssue]
       return self._jitted(*args)
     batch = args[-1]
     key = (
