@@ -30,6 +30,7 @@ from paxlike.core import errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
 
 _MAX_TRIES = 50
+_EMPTY_LOOKS = 5
 _OK, _VANISHED, _DAMAGED, _MISMATCH, _FAILED = (
   'ok',
   'vanished',
@@ -159,8 +160,13 @@ class Restoring:
 
   def _look(self, step: int | None, stack: contextlib.ExitStack) -> _Chosen:
     directory = self._place.directory
-    for _ in range(_MAX_TRIES):
+    for attempt in range(_MAX_TRIES):
       names = _history.committed_names(self._fs, directory)
+      if not names and attempt < _EMPTY_LOOKS:
+        # The only step that was listed may have been swept meanwhile, with
+        # its successor in place only after the listing.
+        # (disks_test.py::test_a_reader_beside_a_sweep_never_fails...)
+        continue
       candidates = [s for s in names if s not in self.damaged]
       if step is None and not self._place.config.fallback:
         _history.check_newest(self._fs, directory, names)

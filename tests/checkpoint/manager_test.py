@@ -406,8 +406,14 @@ def test_fallback_takes_the_step_before_and_says_so(tmp_path, caplog):
     m.wait()
     flip(tmp_path / 'checkpoint_00000002' / 'p00000.data')
     assert m.restore(states.small()).step == 1
+    assert m.latest_step() == 1
+    assert m.save(2, states.small(2))
   assert 'Falling back' in caplog.text
-  assert (tmp_path / 'checkpoint_00000002').exists()
+  # Nothing that is damaged is deleted, and it is in nobody's way.
+  (aside,) = tmp_path.glob('damaged_*.checkpoint_00000002')
+  assert (aside / 'p00000.data').exists()
+  with manager(tmp_path) as m:
+    assert m.restore(states.small()).step == 2
 
 
 def test_a_damaged_step_that_was_asked_for_is_never_replaced(tmp_path):
