@@ -259,19 +259,12 @@ class IndexedInput(Input):
         f'Training input {self.name} has no examples. Check its files and '
         'what they are filtered by.'
       )
-    places = np.arange(first, first + count, dtype=np.int64)
-    epochs, places = np.divmod(places, num_examples)
     if not self.shuffle:
-      return places
-    for epoch in np.unique(epochs):
-      chosen = epochs == epoch
-      places[chosen] = _order.shuffled(
-        places[chosen],
-        num_examples=num_examples,
-        seed=self.seed,
-        epoch=int(epoch),
-      )
-    return places
+      places = np.arange(first, first + count, dtype=np.int64)
+      return places % num_examples
+    return _order.places_to_ids(
+      first, count, num_examples=num_examples, seed=self.seed
+    )
 
 
 def batch_spec(

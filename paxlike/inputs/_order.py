@@ -12,6 +12,42 @@ import math
 import numpy as np
 
 _NUM_ROUNDS = 6
+# Places whose order is worked out at a time.
+_BLOCK = 4096
+
+
+def places_to_ids(
+  first: int, count: int, *, num_examples: int, seed: int
+) -> np.ndarray:
+  """The examples at places `first`, ... of all epochs one after the other.
+
+  Worked out for many places at a time and remembered: for a batch alone the
+  calls would cost more than the arithmetic.
+  """
+  length = min(_BLOCK, num_examples)
+  ids = np.empty(count, np.int64)
+  done = 0
+  while done < count:
+    block, offset = divmod(first + done, length)
+    part = _block(block, length, num_examples, seed)[offset:]
+    part = part[: count - done]
+    ids[done : done + len(part)] = part
+    done += len(part)
+  return ids
+
+
+@functools.lru_cache(maxsize=16)
+def _block(block: int, length: int, num_examples: int, seed: int) -> np.ndarray:
+  """Examples at `length` places from `block * length`; not to be written to."""
+  places = np.arange(block * length, (block + 1) * length, dtype=np.int64)
+  epochs, places = np.divmod(places, num_examples)
+  for epoch in np.unique(epochs):  # two at the most
+    chosen = epochs == epoch
+    places[chosen] = shuffled(
+      places[chosen], num_examples=num_examples, seed=seed, epoch=int(epoch)
+    )
+  places.flags.writeable = False
+  return places
 
 
 def shuffled(

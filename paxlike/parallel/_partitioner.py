@@ -139,9 +139,14 @@ class Partitioner:
     padded = self.padded_size(batch_size)
     rows = self._padded_rows(batch_size)
     spans = self.batch_sharding.addressable_devices_indices_map((padded,))
+    host = {
+      name: _pad_rows(values, len(rows), -1 if name == 'example_id' else 0)
+      for name, values in batch.items()
+    }
+    if len(rows) == padded and self.batch_sharding.is_fully_addressable:
+      return jax.device_put(host, self.batch_sharding)  # one call, not many
     result = {}
-    for name, values in batch.items():
-      values = _pad_rows(values, len(rows), -1 if name == 'example_id' else 0)
+    for name, values in host.items():
       shards = []
       for device, index in spans.items():
         start, stop, _ = index[0].indices(padded) if index else (0, padded, 1)
