@@ -42,13 +42,17 @@ def test_a_killed_launcher_is_a_request_to_stop(tmp_path):
   assert int(saved.name.rpartition('_')[2]) == state()[1] > 5
 
 
-def test_a_request_in_the_first_moments_ends_with_the_status_of_a_stop(
+def test_a_request_before_the_job_began_ends_with_the_status_of_a_stop(
   tmp_path,
 ):
   process = program.start(
-    '--exp=DigitsMlp', '--mode=train', f'--job_log_dir={tmp_path}'
+    '--exp=tests.e2e.slow_to_import.Any',
+    '--mode=train',
+    f'--job_log_dir={tmp_path}',
   )
-  time.sleep(0.7)  # python has begun; nothing of the job has
+  assert process.stderr is not None
+  assert process.stderr.readline() == 'loading\n'
   process.send_signal(signal.SIGTERM)
-  _, err = process.communicate(timeout=90)
-  assert process.returncode in (75, -signal.SIGTERM), err
+  _, err = process.communicate(timeout=50)
+  assert process.returncode == 75, err
+  assert 'before the job began' in err
