@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _ANSWER_WAIT_S = 3.0
 _LOOK_EVERY_S = 0.1
+_PUBLISHING_S = 1.0
 _MOST_ASKED = 8
 
 
@@ -136,7 +137,7 @@ class Reporter:
 
   def mismatch_text(self, meeting: '_meeting.Meeting', other: str) -> str:
     """The error text of two meetings that wait for each other."""
-    known = self._known()
+    known = self._known_soon()
     there = {i for i, at in known.items() if other in at.meetings}
     ours = {i for i, at in known.items() if meeting.name in at.meetings}
     ours |= {self._index}
@@ -149,6 +150,15 @@ class Reporter:
     )
     shown = sorted(there)[:1] + sorted(ours)[:1]
     return self._text(first, shown, known, answers)
+
+  def _known_soon(self) -> dict[int, where_lib.Where]:
+    """Like `_known`, once those who came with us had time to leave word."""
+    deadline_s = self._clock.monotonic_s() + _PUBLISHING_S
+    known = self._known()
+    while len(known) < self._count and self._clock.monotonic_s() < deadline_s:
+      self._clock.sleep_s(_LOOK_EVERY_S)
+      known = self._known()
+    return known
 
   def _known(self) -> dict[int, where_lib.Where]:
     found = map(where_lib.Where.from_bytes, self._store.list('here').values())
