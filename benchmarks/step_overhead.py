@@ -102,7 +102,7 @@ def main() -> None:
   """Prints one table row a step length."""
   parser = argparse.ArgumentParser(description=__doc__)
   parser.add_argument('--rounds', type=int, default=9)
-  parser.add_argument('--widths', type=int, nargs='+', default=[1000, 4200])
+  parser.add_argument('--widths', type=int, nargs='+', default=[1400, 3000])
   options = parser.parse_args()
   logging.set_verbosity('warning')
   print(f'jax {jax.__version__}, {jax.devices()}')

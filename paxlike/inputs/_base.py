@@ -214,6 +214,10 @@ class IndexedInput(Input):
     return batch_spec(self._field_specs(), self.batch_size)
 
   @functools.cached_property
+  def _field_names(self) -> tuple[str, ...]:
+    return tuple(self._field_specs())
+
+  @functools.cached_property
   def _fingerprint(self) -> str:
     facts = {
       'input': type(self).__name__,
@@ -231,16 +235,17 @@ class IndexedInput(Input):
     self._check_read(position, rows)
     first = position * self.batch_size + rows.start
     ids = self._ids(first, len(rows))
-    batch = {
-      name: np.zeros((len(rows), *spec.shape[1:]), spec.dtype)
-      for name, spec in self.batch_spec.items()
-    }
-    if len(ids):
-      visits = np.arange(first, first + len(ids))
-      gathered = self._gather(ids, visits)
-      for name in self._field_specs():
-        batch[name][: len(ids)] = gathered[name]
-    return batch | row_fields(ids, len(rows))
+    row_values = row_fields(ids, len(rows))
+    if not len(ids):
+      return {
+        name: np.zeros((len(rows), *spec.shape[1:]), spec.dtype)
+        for name, spec in self.batch_spec.items()
+      } | row_values
+    gathered = self._gather(ids, np.arange(first, first + len(ids)))
+    return {
+      name: _filled(gathered[name], len(rows), self.batch_spec[name])
+      for name in self._field_names
+    } | row_values
 
   def _ids(self, first: int, count: int) -> np.ndarray:
     """Examples at `first`, ... of the whole order; fewer at the end of it."""
@@ -283,13 +288,23 @@ def batch_spec(
 
 def row_fields(ids: np.ndarray, num_rows: int) -> typing.HostBatch:
   """The fields that all batches have; rows beyond `ids` are padding."""
-  padding = num_rows - len(ids)
-  return {
-    EXAMPLE_WEIGHTS: (np.arange(num_rows) < len(ids)).astype(np.float32),
-    EXAMPLE_ID: np.pad(
-      ids.astype(np.int32), (0, padding), constant_values=_PADDING_ID
-    ),
-  }
+  weights = np.zeros(num_rows, np.float32)
+  weights[: len(ids)] = 1.0
+  padded = np.full(num_rows, _PADDING_ID, np.int32)
+  padded[: len(ids)] = ids
+  return {EXAMPLE_WEIGHTS: weights, EXAMPLE_ID: padded}
+
+
+def _filled(
+  values: np.ndarray, num_rows: int, spec: jax.ShapeDtypeStruct
+) -> np.ndarray:
+  """`values` in the spec's dtype, padded with zeros to `num_rows` rows."""
+  shape = (num_rows, *spec.shape[1:])
+  if values.shape == shape and values.dtype == spec.dtype:
+    return values
+  filled = np.zeros(shape, spec.dtype)
+  filled[: len(values)] = values
+  return filled
 
 
 def narrow_specs(

@@ -7,6 +7,7 @@ of the batch that it hit, and the consumer never waits for a dead thread.
 """
 
 import collections
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +19,8 @@ from paxlike.core import errors, typing
 from paxlike.inputs import _base
 
 _JOIN_TIMEOUT_S = 5.0
+_BYTES_AHEAD = 4 << 20
+_FEWEST_AHEAD, _MOST_AHEAD = 2, 32
 
 
 class Stream(Iterator[Any]):
@@ -34,7 +37,7 @@ class Stream(Iterator[Any]):
     *,
     rows: range | None = None,
     position: int = 0,
-    prefetch: int = 2,
+    prefetch: int | None = None,
     put: Callable[[typing.HostBatch], Any] | None = None,
   ):
     """Starts reading.
@@ -43,10 +46,15 @@ class Stream(Iterator[Any]):
       source: What to read.
       rows: The rows of each global batch to read; all by default.
       position: Number of the first batch; what `check_state` gave.
-      prefetch: How many batches to hold ready, at least 1.
+      prefetch: How many batches to hold ready, at least 1; None: what 4 MiB
+        hold, but 2 to 32. Reading goes on when half of them are used up:
+        threads that take turns at every batch cost a short step more than the
+        reading itself.
       put: Called with each batch on the reading thread, such as to begin its
         transfer to the devices; must run no collective.
     """
+    if prefetch is None:
+      prefetch = _batches_ahead(source)
     if prefetch < 1:
       raise errors.ConfigError(f'Stream.prefetch is {prefetch}, must be >= 1.')
     self.waited_s = 0.0
@@ -54,6 +62,7 @@ class Stream(Iterator[Any]):
     self._rows = range(source.batch_size) if rows is None else rows
     self._position = position
     self._prefetch = prefetch
+    self._refill_at = prefetch // 2
     self._put = put
     self._ready: collections.deque[Any] = collections.deque()
     self._error: BaseException | None = None
@@ -67,14 +76,18 @@ class Stream(Iterator[Any]):
     self._thread.start()
 
   def __next__(self) -> Any:
-    self._wait()
-    with self._changed:
+    try:
+      batch = self._ready.popleft()  # mostly there, so without the lock
+    except IndexError:
+      self._wait()
       if not self._ready:
-        raise StopIteration
+        raise StopIteration from None
       batch = self._ready.popleft()
-      self._position += 1
-      self._changed.notify_all()
-      return batch
+    self._position += 1
+    if len(self._ready) <= self._refill_at:
+      with self._changed:
+        self._changed.notify_all()
+    return batch
 
   def peek(self) -> Any:
     """The next batch, which stays the next one; such as for its shapes."""
@@ -141,7 +154,8 @@ class Stream(Iterator[Any]):
         with self._changed:
           if not self._is_closed:
             self._ready.append(batch)
-          self._changed.notify_all()
+          if len(self._ready) == 1:
+            self._changed.notify_all()
         # The queue alone holds it: a batch on the device is memory.
         del batch
     except BaseException as error:  # noqa: BLE001 - raised by the consumer
@@ -152,9 +166,18 @@ class Stream(Iterator[Any]):
         self._changed.notify_all()
 
   def _has_room(self) -> bool:
-    """Waits for room in the queue; False if the stream was closed."""
+    """Waits for room if the queue is full; False if the stream was closed."""
+    if len(self._ready) < self._prefetch:
+      return not self._is_closed
     with self._changed:
       self._changed.wait_for(
-        lambda: self._is_closed or len(self._ready) < self._prefetch
+        lambda: self._is_closed or len(self._ready) <= self._refill_at
       )
       return not self._is_closed
+
+
+def _batches_ahead(source: _base.Input) -> int:
+  specs = source.batch_spec.values()
+  num_bytes = sum(math.prod(s.shape) * s.dtype.itemsize for s in specs)
+  fitting = _BYTES_AHEAD // max(1, num_bytes)
+  return min(max(fitting, _FEWEST_AHEAD), _MOST_AHEAD)

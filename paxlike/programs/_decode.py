@@ -60,9 +60,9 @@ class DecodeProgram:
     mdl_vars: ptyping.PyTree,
     source: inputs.Input,
     positions: Sequence[int],
-  ) -> Iterator[tuple[int, ptyping.Batch]]:
+  ) -> Iterator[tuple[int, ptyping.PlacedBatch]]:
     """Positions and outputs, the device always one batch ahead of the host."""
-    before: tuple[int, ptyping.Batch] | None = None
+    before: tuple[int, ptyping.PlacedBatch] | None = None
     for stretch in _stretches(positions):
       with _eval.batches(source, self._partitioner, stretch.start) as stream:
         for position in stretch:

@@ -77,7 +77,7 @@ class EvalProgram:
     return totals.result(self._task)
 
   def run_batch(
-    self, mdl_vars: ptyping.PyTree, batch: ptyping.Batch
+    self, mdl_vars: ptyping.PyTree, batch: ptyping.PlacedBatch
   ) -> EvalResult:
     """Evaluates one global batch that the caller has at hand."""
     totals = _Totals()

@@ -38,7 +38,8 @@ class Executable:
     """Runs the function on every process of the job."""
     # JAX finds the place of a NaN inside of jit only.
     if jax.config.jax_debug_nans:  # pyright: ignore[reportAttributeAccessIssue]
-      return self._jitted(*args)
+      # Outside of jit, the function is to meet no NumPy array.
+      return self._jitted(*args[:-1], jax.device_put(args[-1]))
     batch = args[-1]
     key = (
       tuple((name, value.shape) for name, value in batch.items())

@@ -40,7 +40,7 @@ class TrainProgram:
     return self._init(jax.random.key(seed, impl='threefry2x32'))
 
   def run(
-    self, state: tasks.TrainState, batch: ptyping.Batch
+    self, state: tasks.TrainState, batch: ptyping.PlacedBatch
   ) -> tuple[tasks.TrainState, steps.TrainOutput]:
     """Starts one update; waits only if too many are under way.
 
