@@ -441,6 +441,34 @@ def section_restore(root: str, rounds: int) -> None:
     table.show()
 
 
+def section_verify(root: str, rounds: int) -> None:
+  """What checking every byte adds to a restore."""
+  shapes = transformer_shapes()
+  mesh = _mesh(8)
+  directory = os.path.join(root, 'paxlike')
+  ours = Paxlike()
+  ours.open(directory, state := make_state(shapes, mesh))
+  ours.save(1, state)
+  ours.close()
+  del state
+  target = target_of(shapes, mesh)
+  for title, ready in (('cold', forget_pages), ('warm', read_pages)):
+    table = Table(f'restore, {title}, with and without checking')
+    for i in range(rounds):
+      cases = [('paxlike', True), ('unchecked', False)]
+      for name, verify in cases if i % 2 else reversed(cases):
+        config = checkpoint.CheckpointConfig(verify=verify)
+        ready(directory)
+        with checkpoint.CheckpointManager(
+          directory, config=config, read_only=True
+        ) as manager:
+          restore = functools.partial(manager.restore, target)
+          table.add(
+            name, timed(lambda r=restore: jax.block_until_ready(r().state))
+          )
+    table.show()
+
+
 def section_memory(root: str, rounds: int) -> None:
   """Peak extra memory of a save and of a restore, each in its own process."""
   del rounds
@@ -554,6 +582,7 @@ def section_async(root: str, rounds: int) -> None:
     peer.wait()
   for i, order in turns(everyone, rounds):
     for peer in order:
+      os.sync()  # Nobody pays for what the one before left to the kernel.
       state, values = _one_async_save(peer, i + 1, state, weights, loops)
       for table, value in zip((lost, blocked, done), values, strict=True):
         table.add(peer.name, value)
@@ -661,6 +690,7 @@ def section_every_step(root: str, rounds: int) -> None:
 SECTIONS = {
   'save': section_save,
   'restore': section_restore,
+  'verify': section_verify,
   'small': section_small,
   'leaves': section_leaves,
   'async': section_async,

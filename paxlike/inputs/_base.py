@@ -286,6 +286,16 @@ def batch_spec(
   }
 
 
+def token_specs(seq_len: int) -> dict[str, tuple[tuple[int, ...], Any]]:
+  """Field specs of next-token prediction over `seq_len` positions."""
+  shape = (seq_len,)
+  return {
+    'ids': (shape, np.int32),
+    'targets': (shape, np.int32),
+    'weights': (shape, np.float32),
+  }
+
+
 def row_fields(ids: np.ndarray, num_rows: int) -> typing.HostBatch:
   """The fields that all batches have; rows beyond `ids` are padding."""
   weights = np.zeros(num_rows, np.float32)

@@ -78,12 +78,7 @@ class SyntheticLmInput(_SyntheticInput):
     return {'seq_len': self.seq_len, 'vocab_size': self.vocab_size}
 
   def _field_specs(self) -> Mapping[str, tuple[tuple[int, ...], Any]]:
-    shape = (self.seq_len,)
-    return {
-      'ids': (shape, np.int32),
-      'targets': (shape, np.int32),
-      'weights': (shape, np.float32),
-    }
+    return _base.token_specs(self.seq_len)
 
   def _gather(self, ids: np.ndarray, visits: np.ndarray) -> typing.HostBatch:
     del visits

@@ -201,12 +201,7 @@ class TextInput(_base.IndexedInput):
     }
 
   def _field_specs(self) -> Mapping[str, tuple[tuple[int, ...], Any]]:
-    shape = (self.seq_len,)
-    return {
-      'ids': (shape, np.int32),
-      'targets': (shape, np.int32),
-      'weights': (shape, np.float32),
-    }
+    return _base.token_specs(self.seq_len)
 
   def _gather(self, ids: np.ndarray, visits: np.ndarray) -> typing.HostBatch:
     del visits

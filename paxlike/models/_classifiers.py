@@ -4,6 +4,7 @@ Both take `example_weights`, so that padding rows leave no trace in batch
 statistics, and both give float32 scores of [batch, num_classes].
 """
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -50,31 +51,28 @@ class MlpClassifier(_layer.Layer):
     self.input_shape = tuple(input_shape)
     self.num_hidden = len(hidden_dims)
     self.dropout_rate = dropout_rate
+    dense = functools.partial(
+      _linear.Linear, use_bias=True, compute_dtype=compute_dtype, rngs=rngs
+    )
     dim = math.prod(input_shape)
     # Neighbours share a name, so that tensor parallelism cuts every other
     # dimension and needs one reduction for two layers.
     axes = ('embed', 'mlp')
     for i, hidden_dim in enumerate(hidden_dims):
-      layer = _linear.Linear(
+      layer = dense(
         (dim,),
         (hidden_dim,),
         in_axes=(axes[i % 2],),
         out_axes=(axes[(i + 1) % 2],),
-        use_bias=True,
         init_scale=math.sqrt(2.0),
-        compute_dtype=compute_dtype,
-        rngs=rngs,
       )
       setattr(self, f'hidden_{i}', layer)
       dim = hidden_dim
-    self.scores = _linear.Linear(
+    self.scores = dense(
       (dim,),
       (num_classes,),
       in_axes=(axes[self.num_hidden % 2],),
       out_axes=('classes',),
-      use_bias=True,
-      compute_dtype=compute_dtype,
-      rngs=rngs,
     )
 
   def __call__(
@@ -201,24 +199,21 @@ class CnnClassifier(_layer.Layer):
       setattr(self, f'conv_{i}', conv)
       setattr(self, f'norm_{i}', norm)
       channels = conv_dim
-    self.hidden = _linear.Linear(
+    dense = functools.partial(
+      _linear.Linear, use_bias=True, compute_dtype=compute_dtype, rngs=rngs
+    )
+    self.hidden = dense(
       (height // shrink * (width // shrink) * channels,),
       (hidden_dim,),
       in_axes=('embed',),
       out_axes=('mlp',),
-      use_bias=True,
       init_scale=math.sqrt(2.0),
-      compute_dtype=compute_dtype,
-      rngs=rngs,
     )
-    self.scores = _linear.Linear(
+    self.scores = dense(
       (hidden_dim,),
       (num_classes,),
       in_axes=('mlp',),
       out_axes=('classes',),
-      use_bias=True,
-      compute_dtype=compute_dtype,
-      rngs=rngs,
     )
 
   def __call__(
