@@ -17,6 +17,8 @@ if TYPE_CHECKING:
   from paxlike.checkpoint._config import KeepPolicy as KeepPolicy
   from paxlike.checkpoint._config import SavePolicy as SavePolicy
   from paxlike.checkpoint._history import Record as Record
+  from paxlike.checkpoint._leases import Lease as Lease
+  from paxlike.checkpoint._leases import lease as lease
   from paxlike.checkpoint._manager import CheckpointManager as CheckpointManager
   from paxlike.checkpoint._restore import Report as Report
   from paxlike.checkpoint._restore import Restored as Restored
@@ -28,10 +30,12 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'CheckpointManager': '_manager',
     'CheckpointType': '_config',
     'KeepPolicy': '_config',
+    'Lease': '_leases',
     'Record': '_history',
     'Report': '_restore',
     'Restored': '_restore',
     'SavePolicy': '_config',
+    'lease': '_leases',
     'pieces': 'pieces',
     'tools': 'tools',
   },

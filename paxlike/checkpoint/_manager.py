@@ -3,7 +3,6 @@
 import concurrent.futures
 import os
 import re
-import socket
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -433,7 +432,7 @@ class CheckpointManager:
       self._place,
       name=self._name('restore'),
       selection=selection,
-      lease_id=self._lease_id() if self._read_only else None,
+      takes_lease=self._read_only,
     )
     restored = restoring.run(target, step)
     if restoring.damaged and not self._read_only:
@@ -444,9 +443,6 @@ class CheckpointManager:
       )
       self._records = _history.decode(data, path=self._directory)
     return restored
-
-  def _lease_id(self) -> str:
-    return f'{socket.gethostname()}_{os.getpid()}_{os.urandom(4).hex()}'
 
   # --- deleting
 

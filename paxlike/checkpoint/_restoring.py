@@ -20,6 +20,7 @@ from paxlike.checkpoint import (
   _history,
   _integrity,
   _layout,
+  _leases,
   _manifest,
   _state,
   _stores,
@@ -82,13 +83,13 @@ class Restoring:
     *,
     name: str,
     selection: restore_lib.Selection,
-    lease_id: str | None,
+    takes_lease: bool,
   ):
     self._place = place
     self._fs = place.file_system
     self._name = name
     self._selection = selection
-    self._lease_id = lease_id
+    self._takes_lease = takes_lease
     self.damaged: set[int] = set()
 
   def run(self, target: Any, step: int | None) -> restore_lib.Restored:
@@ -207,18 +208,17 @@ class Restoring:
     A reader that may not write there does without: its open files outlive
     the names, and else it looks for the next step.
     """
-    if self._lease_id is None:
+    if not self._takes_lease:
       yield
       return
-    lease = fs.join(path, f'{_layout.LEASE_PREFIX}{self._lease_id}')
-    until_s = self._place.clock.now_s() + self._place.config.lease_s
-    with contextlib.suppress(OSError):
-      self._fs.write_new(lease, f'{until_s:.0f}'.encode())
+    config, clock = self._place.config, self._place.clock
+    lease = _leases.Lease(
+      self._fs, path, duration_s=config.lease_s, clock=clock
+    )
     try:
       yield
     finally:
-      with contextlib.suppress(OSError):
-        self._fs.remove(lease)
+      lease.release()
 
   # --- every process
 

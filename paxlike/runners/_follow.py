@@ -16,14 +16,12 @@ from typing import Any
 
 from absl import logging
 
-from paxlike import checkpoint, sync
+from paxlike import checkpoint
 from paxlike.core import clock as clocks
-from paxlike.core import errors, fs
-from paxlike.runners import _journal, _restore, _trainer
+from paxlike.core import errors
+from paxlike.runners import _journal, _restore, _watch
 from paxlike.runners import session as sessions
 
-_LOCAL_POLL_S = 0.5
-_REMOTE_POLL_S = 5.0
 # How long process 0 looks before it tells the others that there is nothing.
 _ROUND_S = 5.0
 _RETRY_S = (1.0, 2.0, 4.0, 8.0, 16.0)
@@ -136,7 +134,7 @@ class _Follower:
     self._world = session.world.scoped('follow')
     self._num_reads: collections.Counter[int] = collections.Counter()
     self._watch = (
-      _Watch(session, journal, manager.directory, clock)
+      _watch.Watch(session, journal, manager.directory, clock)
       if session.is_writer
       else None
     )
@@ -154,16 +152,23 @@ class _Follower:
         return
       if 'step' not in decision:
         continue
-      eval_vars = self._restore(decision['step'])
-      if eval_vars is not None:
-        eval_vars = dataclasses.replace(eval_vars, saved_s=decision['saved_s'])
-        yield Due(eval_vars, tuple(decision['names']))
+      with self._looking_ahead():
+        eval_vars = self._restore(decision['step'])
+        if eval_vars is not None:
+          saved_s = decision['saved_s']
+          eval_vars = dataclasses.replace(eval_vars, saved_s=saved_s)
+          yield Due(eval_vars, tuple(decision['names']))
         del eval_vars  # or two would be in memory
 
   def close(self) -> None:
     """Lets go of what was opened."""
     if self._watch is not None:
       self._watch.close()
+
+  def _looking_ahead(self) -> contextlib.AbstractContextManager[None]:
+    if self._watch is None:
+      return contextlib.nullcontext()
+    return self._watch.looking_ahead()
 
   def _decide(self, number: int) -> dict[str, Any]:
     """What process 0 finds there is to do, on every process."""
@@ -183,7 +188,7 @@ class _Follower:
       return _restore.restore_step(self._session, self._manager, step)
     except errors.CheckpointNotFoundError:
       logging.info('Step %d was deleted before it could be read.', step)
-      self._pause(_LOCAL_POLL_S)
+      self._pause(_watch.LOCAL_POLL_S)
     except errors.RestoreMismatchError:
       raise
     except errors.CheckpointDamagedError as error:
@@ -204,114 +209,6 @@ class _Follower:
   def _pause(self, duration_s: float) -> None:
     if self._watch is not None:  # the others wait for what it finds
       self._clock.sleep_s(duration_s)
-
-
-class _Watch:
-  """What process 0 sees: checkpoints and the training job."""
-
-  def __init__(
-    self,
-    session: sessions.Session,
-    journal: _journal.Journal,
-    directory: str,
-    clock: clocks.Clock,
-  ):
-    train = session.task.train
-    self._session = session
-    self._journal = journal
-    self._directory = directory
-    self._clock = clock
-    self._policy = train.follow_policy
-    self._fs = fs.for_path(directory)
-    self._poll_s = _REMOTE_POLL_S if fs.is_remote(directory) else _LOCAL_POLL_S
-    # One of its own, since the other one's looks are all processes'.
-    self._manager = checkpoint.CheckpointManager(
-      directory,
-      config=session.checkpoint_config,
-      world=sync.SoloWorld(),
-      read_only=True,
-    )
-    self._names: list[str] | None = None
-    self._records: list[checkpoint.Record] = []
-    self._passed_over: set[tuple[int, float]] = set()
-    self._trainer = _trainer.Trainer(
-      fs.parent_dir(directory),
-      num_train_steps=train.num_train_steps,
-      timeout_s=train.follow_timeout_s,
-      clock=clock,
-    )
-
-  def wait(self, duration_s: float) -> dict[str, Any]:
-    """Waits until there is something to do, at most so long.
-
-    Returns:
-      {'step', 'saved_s', 'names'} of a checkpoint to work on; or {'end':
-      what is wrong or ''}; or nothing.
-    """
-    until_s = self._clock.monotonic_s() + duration_s
-    while True:
-      # Before the steps: one that has ended has saved its last before.
-      end = self._trainer.look()
-      self._look(is_last=end is not None)
-      due = self._due()
-      if due is not None:
-        return due
-      if end is not None:
-        return {'end': end.error or self._final_error()}
-      is_asked = bool(self._session.world.stop.requested())
-      if is_asked or self._clock.monotonic_s() >= until_s:
-        return {}
-      self._clock.sleep_s(self._poll_s)
-
-  def pass_over(self, step: int) -> None:
-    """Leaves a checkpoint alone from now on."""
-    self._passed_over |= {_id(r) for r in self._records if r.step == step}
-
-  def close(self) -> None:
-    """Lets go of what was opened."""
-    self._manager.close()
-
-  def _look(self, *, is_last: bool) -> None:
-    """Brings the records up to date, with one listing if nothing is new."""
-    try:
-      names = self._fs.list_dir(self._directory)
-    except FileNotFoundError:
-      names = []
-    except OSError as error:
-      logging.warning('%s cannot be listed: %s', self._directory, error)
-      return
-    # In a store a step may be committed without a new name.
-    if names == self._names and self._fs.atomic_rename and not is_last:
-      return
-    self._manager.steps()
-    self._names, self._records = names, self._manager.records()
-
-  def _due(self) -> dict[str, Any] | None:
-    records = [r for r in self._records if _id(r) not in self._passed_over]
-    for record in records[-1:] if self._policy == 'latest' else records:
-      names = self._journal.missing(record)
-      if names:
-        return {
-          'step': record.step,
-          'saved_s': record.timestamp_s,
-          'names': names,
-        }
-    return None
-
-  def _final_error(self) -> str:
-    """What is wrong with the last checkpoint, now that training is done."""
-    if self._records and _id(self._records[-1]) in self._passed_over:
-      return (
-        f'The last checkpoint, step {self._records[-1].step} in '
-        f'{self._directory}, is damaged. See: paxlike ckpt verify '
-        f'{self._directory}'
-      )
-    return ''
-
-
-def _id(record: checkpoint.Record) -> tuple[int, float]:
-  """Tells two checkpoints apart, those of one step too."""
-  return record.step, record.timestamp_s
 
 
 def stop_if_asked(session: sessions.Session) -> None:

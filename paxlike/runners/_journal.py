@@ -41,6 +41,7 @@ class Journal:
     """
     self.names = tuple(names)
     self._is_unfinished = is_unfinished
+    self._finished: set[tuple[str, int]] = set()
     self._lines: dict[str, dict[int, float | None]] = {}
     for name in names:
       lines = reporting.read_metrics(job_log_dir, f'{prefix}_{name}')
@@ -76,15 +77,27 @@ class Journal:
     """Drops all that is known of `step` and later ones."""
     lines = self._lines[name]
     self._lines[name] = {s: when for s, when in lines.items() if s < step}
+    self._finished = {
+      (other, s) for other, s in self._finished if other != name or s < step
+    }
 
   def _is_done(self, name: str, record: checkpoint.Record) -> bool:
     lines = self._lines[name]
     if record.step not in lines:
       return False
-    if self._is_unfinished and self._is_unfinished(name, record.step):
+    if not self._is_finished(name, record.step):
       return False
     # A line without a time was written by the training job itself.
     return lines[record.step] in (None, record.timestamp_s)
+
+  def _is_finished(self, name: str, step: int) -> bool:
+    if self._is_unfinished is None or (name, step) in self._finished:
+      return True
+    # Looked up until it is so: a follower asks for each step at every look.
+    if self._is_unfinished(name, step):
+      return False
+    self._finished.add((name, step))
+    return True
 
 
 def _saved_s(line: dict[str, Any]) -> float | None:

@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import glob
 import os
@@ -8,7 +9,15 @@ import pytest
 
 from paxlike import checkpoint, reporting
 from paxlike.core import errors, fs
-from paxlike.runners import _follow, _journal, _restore, session, train
+from paxlike.runners import (
+  _follow,
+  _holder,
+  _journal,
+  _restore,
+  _watch,
+  session,
+  train,
+)
 from tests.fakes import tiny_task
 from tests.fakes import world as fake_world
 
@@ -154,8 +163,8 @@ def test_a_training_that_says_something_now_and_then_is_waited_for(tmp_path):
     say(tmp_path, 'running', 1)
 
   say(tmp_path, 'running', 1)
-  # 0.5 s each: it speaks every 75 s and is done after 225.
-  quiet = [nothing] * 149
+  # It speaks every 75 s and is done after 225.
+  quiet = [nothing] * round(75 / _watch.LOCAL_POLL_S)
   clock = ScriptedClock(
     *quiet, speak, *quiet, speak, *quiet, lambda: train_in(tmp_path)
   )
@@ -324,7 +333,8 @@ def test_a_step_being_read_outlives_the_sweep(tmp_path, monkeypatch):
   hits = train_on_while_reading(monkeypatch, tmp_path)
   found = list(take(tmp_path, num_train_steps=6))
   assert hits
-  assert [step for step, _ in found] == [2, 6]
+  steps = [step for step, _ in found]
+  assert (steps[0], steps[-1]) == (2, 6)
   np.testing.assert_array_equal(
     found[0][1]['params']['kernel'], before['params']['kernel']
   )
@@ -348,10 +358,68 @@ def test_without_a_lease_a_step_that_is_swept_is_left_out(
   assert hits
 
 
+def wait_for(condition):
+  until_s = time.monotonic() + 20.0
+  while not condition():
+    assert time.monotonic() < until_s, 'it never came'
+    time.sleep(0.01)
+
+
+def leases(directory, step):
+  return glob.glob(f'{directory}/checkpoints/*{step:08d}/lease_*')
+
+
+def test_what_comes_during_the_work_is_held_and_taken_in_order(tmp_path):
+  keep_one = {'save_max_to_keep': 1}
+  train_in(tmp_path, 2, **keep_one)
+  say(tmp_path, 'running', 2)
+  taken = []
+  for step, _ in take(tmp_path, num_train_steps=5):
+    taken.append(step)
+    if step == 2:
+      for newer in (3, 4, 5):
+        train_in(tmp_path, newer, **keep_one)
+        say(tmp_path, 'running', newer)
+        wait_for(lambda newer=newer: leases(tmp_path, newer))
+      say(tmp_path, 'done', 5)
+  assert taken == [2, 3, 4, 5]
+  for step in taken:
+    assert not leases(tmp_path, step)
+
+
+def test_no_more_steps_are_held_than_told(tmp_path):
+  train_in(tmp_path, 8)
+  steps = range(9)
+  for step, _ in take(tmp_path, num_train_steps=8):
+    held = {s for s in steps if leases(tmp_path, s)}
+    assert held == set(range(step, min(step + _holder.MAX_HELD, 9)))
+
+
+def test_a_step_at_work_on_which_the_follower_died_is_there_when_it_is_back(
+  tmp_path,
+):
+  train_in(tmp_path, 2, save_max_to_keep=1)
+  say(tmp_path, 'running', 2)
+  dying = take(tmp_path, num_train_steps=4)
+  assert next(dying)[0] == 2
+  # It ends before it has marked the step.
+  dying.close()
+  train_in(tmp_path, 4, save_max_to_keep=1)
+  assert follow(tmp_path) == [2, 4]
+
+
+def test_the_policy_latest_holds_nothing_back_while_it_works(tmp_path):
+  train_in(tmp_path, 2, save_max_to_keep=1)
+  for step, _ in take(tmp_path, num_train_steps=2, follow_policy='latest'):
+    assert not leases(tmp_path, step)
+
+
 def take(directory, **knobs):
   """Steps and variables of a whole following."""
   job = session.build('eval', make_task(**knobs), str(directory))
   journal = _journal.Journal(str(directory), 'eval_test', ['test'])
-  for due in _follow.follow(job, journal, clock=ScriptedClock()):
-    journal.mark('test', due.eval_vars.step, due.eval_vars.saved_s)
-    yield due.eval_vars.step, due.eval_vars.mdl_vars
+  follower = _follow.follow(job, journal, clock=ScriptedClock())
+  with contextlib.closing(follower):
+    for due in follower:
+      yield due.eval_vars.step, due.eval_vars.mdl_vars
+      journal.mark('test', due.eval_vars.step, due.eval_vars.saved_s)
