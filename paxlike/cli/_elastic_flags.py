@@ -37,6 +37,22 @@ def add_secret(parser: argparse.ArgumentParser) -> None:
   )
 
 
+def add_snapshot_dirs(parser: argparse.ArgumentParser) -> None:
+  """Where snapshots go."""
+  parser.add_argument(
+    '--snapshot_dir',
+    metavar='DIR',
+    default=elastic.local.SNAPSHOT_DIR,
+    help='where snapshots go (default %(default)s)',
+  )
+  parser.add_argument(
+    '--snapshot_spill_dir',
+    metavar='DIR',
+    help='on a local disk: where they go instead if they have no room there; '
+    'without it that is an error at the start',
+  )
+
+
 def add_policy(parser: argparse.ArgumentParser) -> None:
   """How the job is kept alive."""
   parser.add_argument(

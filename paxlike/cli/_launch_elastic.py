@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
     metavar='N',
     help='how many hosts to play on this machine',
   )
-  add('--snapshot_dir', default=elastic.local.SNAPSHOT_DIR)
+  _elastic_flags.add_snapshot_dirs(parser)
   _elastic_flags.add_policy(parser)
   add('command', nargs='+', metavar='-- FLAG')
   options = parser.parse_args(arguments)
@@ -53,4 +53,5 @@ def main(arguments: Sequence[str]) -> int:
     num_hosts=options.local,
     agent_arguments=_elastic_flags.to_arguments(options),
     snapshot_dir=options.snapshot_dir,
+    snapshot_spill_dir=options.snapshot_spill_dir,
   )

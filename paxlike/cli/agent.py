@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
   add(
     '--job_id', help=f'default: {" or ".join(_JOB_VARIABLES)}, else job_log_dir'
   )
-  add('--snapshot_dir', default=elastic.local.SNAPSHOT_DIR)
+  _elastic_flags.add_snapshot_dirs(parser)
   _elastic_flags.add_secret(parser)
   _elastic_flags.add_policy(parser)
   add('command', nargs='+', metavar='-- FLAG')
@@ -68,6 +68,7 @@ def main(arguments: Sequence[str]) -> int:
       policy=_elastic_flags.policy(options),
       secret=_elastic_flags.secret(options),
       snapshot_dir=options.snapshot_dir,
+      snapshot_spill_dir=options.snapshot_spill_dir,
     )
   )
 

@@ -192,6 +192,11 @@ class Plan:
   buddies: tuple[str, ...] = ()
   sources: tuple[Source, ...] = ()
 
+  @property
+  def restored_step(self) -> int:
+    """Completed steps of the snapshot; -1 without one."""
+    return max((source.piece.step for source in self.sources), default=-1)
+
 
 class Wish(enum.StrEnum):
   """What the lighthouse wants of all agents."""
@@ -213,6 +218,7 @@ class Order:
     plan: That generation's plan where there is one.
     released: Agents that were asked to go and may now.
     dump: Whether workers shall write down their Python stacks.
+    stuck: Agents whose worker is stuck and shall be ended, alone.
     exit_status: With `END`, how the job ended.
     reason: In words.
   """
@@ -222,6 +228,7 @@ class Order:
   plan: Plan | None = None
   released: tuple[str, ...] = ()
   dump: bool = False
+  stuck: tuple[str, ...] = ()
   exit_status: int = 0
   reason: str = ''
 

@@ -7,6 +7,8 @@
       own/w...                       one being written
       held/s...-g...-p...-n.../      a whole piece of another host
       held/w...                      one being received
+      own_disk, held_disk            links to the same on a local disk, if one
+                                     is to be used where memory is too small
 
 A piece is whole once its directory has its name: it is renamed last, and
 renamed away before its memory is used again. `PIECE` in it says what it is.
@@ -20,7 +22,7 @@ import mmap
 import os
 import shutil
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from absl import logging
 
@@ -31,51 +33,94 @@ PIECE = 'PIECE'
 _PREFIX = 'paxlike-'
 _STEP = struct.Struct('<q')
 _KEPT = 2
+_OWN = ('own', 'own_disk')
+_HELD = ('held', 'held_disk')
+PLACES = (*_OWN, *_HELD)
 
 
 class Memory:
   """The directory of one host; used by its agent."""
 
-  def __init__(self, root: str):
+  def __init__(self, root: str, *, spill_root: str | None = None):
+    """Takes the directory for as long as this process lives.
+
+    Args:
+      root: In shared memory, or wherever snapshots shall go first.
+      spill_root: On a local disk, for what has no room in `root`; may be None.
+
+    Raises:
+      UsageError: Another agent has it, or it cannot be made.
+    """
     self.root = root
     self.own = os.path.join(root, 'own')
     self.held = os.path.join(root, 'held')
     self.step_file = os.path.join(root, 'step')
-    for path in (self.own, self.held):
-      os.makedirs(path, mode=0o700, exist_ok=True)
-    self._lock = _locked(os.path.join(root, 'lock'))
-    if self._lock is None:
-      raise errors.UsageError(
-        f'Another agent uses {root}. Give each agent of a host its own --name.'
-      )
+    self._spill_root = spill_root
+    self._locks = [_make(root)]
+    if spill_root is not None:
+      self._locks.append(_make(spill_root))
+      for kind in ('own', 'held'):
+        link = os.path.join(root, f'{kind}_disk')
+        with contextlib.suppress(FileNotFoundError):
+          os.remove(link)  # of an agent that was killed here
+        os.symlink(os.path.join(spill_root, kind), link)
     with open(self.step_file, 'wb') as file:
       file.write(_STEP.pack(-1))
-    self.clear_unfinished(self.own)
-    self.clear_unfinished(self.held)
+    self._clear(PLACES)
 
-  def clear_unfinished(self, parent: str) -> None:
-    """Removes what was being written; only while nobody does."""
-    for name in os.listdir(parent):
+  def clear_own(self) -> None:
+    """Removes what the worker was writing; only while there is none."""
+    self._clear(_OWN)
+
+  def _clear(self, places: Iterable[str]) -> None:
+    for name, path in self._listed(places):
       if name.startswith('w'):
-        shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+        shutil.rmtree(path, ignore_errors=True)
+
+  def _listed(self, places: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for place in places:
+      parent = os.path.join(self.root, place)
+      with contextlib.suppress(FileNotFoundError):  # no disk is used
+        for name in os.listdir(parent):
+          yield name, os.path.join(parent, name)
+
+  @property
+  def receiving(self) -> str:
+    """Where pieces of others go: beside those of this host's worker."""
+    is_spilling = any(True for _ in self._listed(['own_disk']))
+    return os.path.join(self.root, 'held_disk' if is_spilling else 'held')
 
   def pieces(self) -> list[tuple[_facts.Piece, str]]:
     """Every whole piece with its directory, the oldest first."""
     found = []
-    for parent in (self.own, self.held):
-      for name in os.listdir(parent):
-        piece = read_piece(os.path.join(parent, name))
-        if piece is not None and piece.name == name:
-          found.append((piece, os.path.join(parent, name)))
+    for name, path in self._listed(PLACES):
+      piece = read_piece(path)
+      if piece is not None and piece.name == name:
+        found.append((piece, path))
     return sorted(found, key=lambda f: (f[0].step, f[0].generation))
+
+  def newest_own(
+    self, generation: int, process: int
+  ) -> tuple[_facts.Piece, str] | None:
+    """The newest piece of this host's worker, and its directory."""
+    found = [
+      (piece, path)
+      for piece, path in self.pieces()
+      if piece.generation == generation
+      and piece.process == process
+      and _is_own(path)
+    ]
+    return found[-1] if found else None
+
+  def begin(self) -> None:
+    """Makes room for a new worker, of which nothing is known yet."""
+    self.clear_own()
+    with open(self.step_file, 'r+b') as file:
+      file.write(_STEP.pack(-1))
 
   def find(self, name: str) -> str | None:
     """The directory of a whole piece, by the name of the piece."""
-    for parent in (self.own, self.held):
-      path = os.path.join(parent, name)
-      if os.path.exists(os.path.join(path, PIECE)):
-        return path
-    return None
+    return find(self.root, name)
 
   def prune(self, generation: int) -> None:
     """Removes what is too old to be restored.
@@ -84,7 +129,7 @@ class Memory:
       generation: The current one; snapshots of earlier ones are kept until it
         has two of its own.
     """
-    for path in superfluous(self.pieces(), generation, own=self.own):
+    for path in superfluous(self.pieces(), generation):
       remove(path)
 
   def completed_steps(self) -> int:
@@ -95,6 +140,17 @@ class Memory:
   def remove(self) -> None:
     """Gives all of the memory back."""
     shutil.rmtree(self.root, ignore_errors=True)
+    if self._spill_root is not None:
+      shutil.rmtree(self._spill_root, ignore_errors=True)
+
+
+def find(root: str, name: str) -> str | None:
+  """The directory of a whole piece in a host's memory, by its name."""
+  for place in PLACES:
+    path = os.path.join(root, place, name)
+    if os.path.exists(os.path.join(path, PIECE)):
+      return path
+  return None
 
 
 class StepCell:
@@ -110,7 +166,7 @@ class StepCell:
 
 
 def superfluous(
-  pieces: Iterable[tuple[_facts.Piece, str]], generation: int, *, own: str
+  pieces: Iterable[tuple[_facts.Piece, str]], generation: int
 ) -> list[str]:
   """Directories of pieces that nobody will restore.
 
@@ -122,7 +178,7 @@ def superfluous(
   earlier: list[str] = []
   for piece, path in pieces:
     if piece.generation == generation:
-      key = (path.startswith(own), piece.process)
+      key = (_is_own(path), piece.process)
       current.setdefault(key, []).append(path)
     elif piece.generation < generation:
       earlier.append(path)
@@ -132,6 +188,10 @@ def superfluous(
       gone += paths[:-_KEPT]
   num_whole = min((len(paths) for paths in current.values()), default=0)
   return gone + (earlier if num_whole >= _KEPT else [])
+
+
+def _is_own(path: str) -> bool:
+  return os.path.basename(os.path.dirname(path)) in _OWN
 
 
 def read_piece(directory: str) -> _facts.Piece | None:
@@ -154,13 +214,28 @@ def write_piece(directory: str, piece: _facts.Piece) -> str:
   return final
 
 
+def budget_bytes(root: str, *, job_id: str) -> int:
+  """What this host may hold: its share of what is free or the job's already.
+
+  Hosts of one job that share a directory, as those played on one machine do,
+  get equal shares.
+  """
+  parent, own = os.path.split(root)
+  prefix = f'{_PREFIX}{job_id}-'
+  names = {own, *(n for n in os.listdir(parent) if n.startswith(prefix))}
+  found = os.statvfs(root)
+  total = found.f_bavail * found.f_frsize
+  total += sum(size_bytes(os.path.join(parent, name)) for name in names)
+  return total // len(names)
+
+
 def size_bytes(root: str) -> int:
   """What a host's files take."""
   total = 0
   for parent, _, names in os.walk(root):
     for name in names:
       with contextlib.suppress(OSError):  # just removed
-        total += os.path.getsize(os.path.join(parent, name))
+        total += os.lstat(os.path.join(parent, name)).st_size
   return total
 
 
@@ -199,6 +274,24 @@ def remove_job(parent: str, *, job_id: str) -> None:
     for name in os.listdir(parent):
       if name.startswith(f'{_PREFIX}{job_id}-'):
         shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+
+
+def _make(root: str) -> int:
+  """Makes a host's directory, and holds its lock."""
+  try:
+    for kind in ('own', 'held'):
+      os.makedirs(os.path.join(root, kind), mode=0o700, exist_ok=True)
+  except OSError as error:
+    raise errors.UsageError(
+      f'{root} cannot be made: {error}. Give another --snapshot_dir or '
+      '--snapshot_spill_dir.'
+    ) from error
+  lock = _locked(os.path.join(root, 'lock'))
+  if lock is None:
+    raise errors.UsageError(
+      f'Another agent uses {root}. Give each agent of a host its own --name.'
+    )
+  return lock
 
 
 def _locked(path: str) -> int | None:

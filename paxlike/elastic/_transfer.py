@@ -98,7 +98,7 @@ class _Receiving:
     """Puts some bytes of a file in their place."""
     if self._directory is None:
       name = f'w-{os.getpid()}-{threading.get_ident()}-{piece}'
-      self._directory = os.path.join(self._memory.held, name)
+      self._directory = os.path.join(self._memory.receiving, name)
       os.makedirs(self._directory, mode=0o700, exist_ok=True)
     if file not in self._files:
       path = os.path.join(self._directory, file)
@@ -244,11 +244,8 @@ class PieceFiles(fs.LocalFileSystem):
     return self._sources[process]
 
   def _local(self, piece: _facts.Piece, file: str) -> str | None:
-    for kind in ('own', 'held'):
-      path = os.path.join(self._own_root, kind, piece.name, file)
-      if os.path.exists(path):
-        return path
-    return None
+    directory = _memory.find(self._own_root, piece.name)
+    return None if directory is None else os.path.join(directory, file)
 
   def _peer(self, address: str) -> Peer:
     with self._lock:

@@ -40,6 +40,7 @@ def launch(
   agent_arguments: Sequence[str] = (),
   env: Mapping[str, str] | None = None,
   snapshot_dir: str = SNAPSHOT_DIR,
+  snapshot_spill_dir: str | None = None,
 ) -> int:
   """Runs `paxlike ARGUMENTS` elastically on agents of this machine.
 
@@ -49,16 +50,20 @@ def launch(
     agent_arguments: Further flags of `paxlike agent`.
     env: Environment variables to set besides.
     snapshot_dir: Where snapshots go.
+    snapshot_spill_dir: Where they go if there is no room.
 
   Returns:
     The exit status of the job.
   """
+  dirs = [f'--snapshot_dir={snapshot_dir}']
+  if snapshot_spill_dir:
+    dirs.append(f'--snapshot_spill_dir={snapshot_spill_dir}')
   job_id = os.environ.get(JOB_VARIABLE) or secrets.token_hex(6)
   job = _Job(
     arguments,
     job_id=job_id,
     num_hosts=num_hosts,
-    agent_arguments=[*agent_arguments, f'--snapshot_dir={snapshot_dir}'],
+    agent_arguments=[*agent_arguments, *dirs],
     env={
       **os.environ,
       'PYTHONUNBUFFERED': '1',
@@ -70,7 +75,9 @@ def launch(
     return job.run()
   finally:
     job.kill()
-    _memory.remove_job(snapshot_dir, job_id=job_id)
+    for parent in (snapshot_dir, snapshot_spill_dir):
+      if parent:
+        _memory.remove_job(parent, job_id=job_id)
 
 
 class _Job:

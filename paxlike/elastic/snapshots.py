@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from absl import logging
 
 from paxlike import checkpoint
 from paxlike.core import errors
@@ -37,7 +38,7 @@ class Taker:
 
   def __init__(
     self,
-    directory: str,
+    root: str,
     *,
     job_id: str,
     generation: int,
@@ -47,13 +48,14 @@ class Taker:
     """Nothing is taken yet.
 
     Args:
-      directory: The host's directory of its worker's own pieces.
+      root: The host's directory of snapshots.
       job_id: Which job.
       generation: Of this worker.
       process: Its process index.
       count: How many processes there are.
     """
-    self._directory = directory
+    self._root = root
+    self._directory = ''
     self._job_id = job_id
     self._generation = generation
     self._process = process
@@ -61,6 +63,35 @@ class Taker:
     self._cutter: checkpoint.pieces.Cutter | None = None
     self._slots: list[tuple[str, np.ndarray]] = []
     self._num_taken = 0
+
+  def prepare(self, state: Any) -> None:
+    """Chooses where snapshots of such a state go; to be called at the start.
+
+    In memory if all that this host may come to hold fits: three of its own,
+    as many of another host, and those of the generation before. Else on the
+    local disk that the agent was given.
+
+    Raises:
+      ConfigError: There is no room for them.
+    """
+    if self._cutter is not None:
+      return
+    cutter = checkpoint.pieces.Cutter(state, process=self._process)
+    needed_bytes = 3 * _SLOTS * cutter.data_bytes
+    budget_bytes = _memory.budget_bytes(self._root, job_id=self._job_id)
+    directory = os.path.join(self._root, 'own')
+    if needed_bytes > budget_bytes:
+      directory = os.path.join(self._root, 'own_disk')
+      self._check_disk(directory, needed_bytes, budget_bytes)
+      logging.warning(
+        'Snapshots need up to %.0f MiB and %s has %.0f MiB for this host: they '
+        'go to %s.',
+        needed_bytes / 2**20,
+        self._root,
+        budget_bytes / 2**20,
+        os.path.realpath(directory),
+      )
+    self._cutter, self._directory = cutter, directory
 
   def take(
     self, state: Any, step: int, *, items: Mapping[str, Any]
@@ -72,9 +103,8 @@ class Taker:
       step: Completed steps.
       items: Further values as JSON has them, the data position among them.
     """
-    if self._cutter is None:
-      self._cutter = checkpoint.pieces.Cutter(state, process=self._process)
-      self._check_room(3 * _SLOTS * self._cutter.data_bytes)
+    self.prepare(state)
+    assert self._cutter is not None
     directory, memory = self._free_slot()
     files = self._cutter.cut(
       state,
@@ -121,21 +151,35 @@ class Taker:
     path = os.path.join(directory, self._cutter.data_name)
     with open(path, 'w+b') as file:
       # Reserved now: a write into memory that is not there ends the process.
-      os.posix_fallocate(file.fileno(), 0, size)
+      try:
+        os.posix_fallocate(file.fileno(), 0, size)
+      except OSError as error:
+        raise errors.ConfigError(
+          f'{size / 2**20:.0f} MiB for a snapshot, which were free when the '
+          f'job started, are not in {directory}: {error}.'
+        ) from error
       return np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
 
-  def _check_room(self, needed_bytes: int) -> None:
-    found = os.statvfs(self._directory)
-    # What this host holds of earlier generations is counted in.
-    held_bytes = _memory.size_bytes(os.path.dirname(self._directory))
-    free_bytes = found.f_bavail * found.f_frsize + held_bytes
-    if needed_bytes > free_bytes:
+  def _check_disk(
+    self, directory: str, needed_bytes: int, budget_bytes: int
+  ) -> None:
+    """Refuses a state for which there is no room at all."""
+    shape = (
+      f'Snapshots need up to {needed_bytes / 2**20:.0f} MiB (three of this '
+      'host, as many of another, and those of the generation before), but '
+      f'{self._root} has {budget_bytes / 2**20:.0f} MiB for this host'
+    )
+    if not os.path.isdir(directory):
       raise errors.ConfigError(
-        f'Snapshots need up to {needed_bytes / 2**20:.0f} MiB in '
-        f'{self._directory} (three of this host, as many of another, and '
-        f'those of the generation before), but {free_bytes / 2**20:.0f} MiB '
-        'are free. Give --snapshot_dir=DIR on a local disk, enlarge /dev/shm, '
-        'or shard the state over more hosts.'
+        f'{shape}. Give --snapshot_spill_dir=DIR on a local disk, enlarge '
+        f'{os.path.dirname(self._root)}, or shard the state over more hosts.'
+      )
+    spill_root = os.path.dirname(os.path.realpath(directory))
+    disk_bytes = _memory.budget_bytes(spill_root, job_id=self._job_id)
+    if needed_bytes > disk_bytes:
+      raise errors.ConfigError(
+        f'{shape}, and {spill_root} {disk_bytes / 2**20:.0f} MiB. Make room '
+        'there, or shard the state over more hosts.'
       )
 
 

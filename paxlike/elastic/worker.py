@@ -16,15 +16,25 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from absl import logging
+
 from paxlike import checkpoint, sync
 from paxlike.core import errors, processes
-from paxlike.elastic import _facts, _memory, _messages, _transfer, snapshots
+from paxlike.elastic import (
+  _facts,
+  _memory,
+  _messages,
+  _serving,
+  _transfer,
+  snapshots,
+)
 
 VARIABLE = 'PAXLIKE_AGENT'
 SECRET_VARIABLE = 'PAXLIKE_SECRET'  # noqa: S105 - the variable's name
 _BEAT_S = 0.2
 _HANDSHAKE_S = 120.0
 _JOIN_S = 60.0
+_COPY_WAIT_S = 30.0
 _ORPHAN_STATUS = 70
 _DRAIN = 'the hosts of the job change'
 
@@ -95,13 +105,16 @@ class Worker:
     self._legal: tuple[int, ...] = ()
     self._cell = _memory.StepCell(os.path.join(setting.root, 'step'))
     self._taker = snapshots.Taker(
-      os.path.join(setting.root, 'own'),
+      setting.root,
       job_id=setting.job_id,
       generation=plan.generation,
       process=self.rank,
       count=len(plan.members),
     )
     self._snapshot_step = -1
+    self._has_buddy = any(plan.buddies[self.rank : self.rank + 1])
+    self._is_copied = threading.Event()
+    self._is_copied.set()
     self._begun_step = 0
     self._building = contextlib.ExitStack()
     _enable_stacks(setting, plan.generation, self.rank)
@@ -149,8 +162,13 @@ class Worker:
       over.set()
       thread.join()
 
-  def begin(self, step: int) -> None:
-    """Says that training begins after `step` completed steps."""
+  def begin(self, state: Any, step: int) -> None:
+    """Says that training begins with a state, after `step` completed steps.
+
+    Raises:
+      ConfigError: There is no room for snapshots of such a state.
+    """
+    self._taker.prepare(state)
     self._building.close()
     self._begun_step = step
     self._snapshot_step = step if self.plan.sources else -1
@@ -232,10 +250,32 @@ class Worker:
     snapshots.wait(state)  # the steps that led to it are no cost of it
     started_s = time.perf_counter()
     with self._world.progress.phase('snapshot'):
+      self._wait_for_copy(step)
       self._taker.take(state, step, items=items)
     self._snapshot_step = step
+    if self._has_buddy:
+      self._is_copied.clear()
     blocked_s = time.perf_counter() - started_s
     self._send(kind='snapshot', step=step, blocked_s=blocked_s)
+
+  def _wait_for_copy(self, step: int) -> None:
+    """Lets the copy of the snapshot before this one end.
+
+    So that with a host's memory never more than two intervals are lost,
+    however slow the network is; where it is fast enough nothing is waited for.
+    """
+    if self._is_copied.is_set():
+      return
+    logging.log_every_n_seconds(
+      logging.WARNING,
+      'Step %d waits until the snapshot before it is copied to another host: '
+      '--snapshot_steps=%d is too few for this state and network.',
+      30,
+      step,
+      self._setting.snapshot_steps,
+    )
+    if not self._is_copied.wait(_COPY_WAIT_S):
+      logging.warning('It is not copied after %.0f s.', _COPY_WAIT_S)
 
   def _beat(self, world: sync.World, over: threading.Event) -> None:
     while True:
@@ -260,6 +300,11 @@ class Worker:
 
   def hear(self, message: _messages.Message) -> None:
     """Does what the agent asks; called in the listening thread."""
+    # One that was passed over is of an earlier step.
+    if message.get('kind') == 'copied':
+      if message.get('step') == self._snapshot_step:
+        self._is_copied.set()
+      return
     wish = message.get('wish')
     if wish not in (_facts.Wish.DRAIN, _facts.Wish.PREEMPT):
       return
@@ -335,6 +380,8 @@ def attached() -> Iterator[Worker]:
     name='elastic-listen',
     daemon=True,
   ).start()
+  if _worker.rank > 0:
+    _serving.wait_for_listener(_worker.plan.coordinator, timeout_s=_JOIN_S)
   try:
     yield _worker
   except BaseException as error:

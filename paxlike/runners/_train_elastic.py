@@ -49,7 +49,7 @@ def rebuild(
     resume=begin.resume,
     otherwise=begin,
   )
-  worker.begin(rebuilt.start.step)
+  worker.begin(rebuilt.start.state, rebuilt.start.step)
   session = dataclasses.replace(session, partitioner=rebuilt.partitioner)
   return session, rebuilt.program, rebuilt.start
 

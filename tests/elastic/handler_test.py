@@ -51,7 +51,7 @@ class _Run:
     self.state, self.step, self.position = self.rebuilt.start
     del self.losses[self.step :], self.example_ids[self.step :]
     self.taker = snapshots.Taker(
-      self.memory.own,
+      self.memory.root,
       job_id='job',
       generation=self.generation,
       process=0,
@@ -111,6 +111,32 @@ def test_devices_that_go_and_come_change_neither_losses_nor_examples(tmp_path):
   run.train(20 - run.step)
   assert run.example_ids == straight.example_ids
   np.testing.assert_allclose(run.losses, straight.losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize('num_devices', [3, 5])
+def test_whatever_is_lost_or_comes_means_stay_means_and_sums_stay_sums(
+  tmp_path, num_devices
+):
+  run = _Run(tmp_path, 4)
+  run.train(1)
+  run.take_snapshot()
+  run.reform(num_devices)  # 12 rows do not divide by 5
+  before = np.asarray(run.state.mdl_vars['params']['kernel'])
+  batch = run.source.read(run.position, range(_BATCH_ROWS))
+  run.train(1)
+  after = run.state.mdl_vars
+  # 0.1 times the mean gradient over the examples, whoever holds them; the
+  # noise of the loss is the same draw on any mesh.
+  straight = _Run(tmp_path / 'straight', 4)
+  straight.train(2)
+  np.testing.assert_allclose(
+    np.asarray(after['params']['kernel']) - before,
+    np.asarray(straight.state.mdl_vars['params']['kernel']) - before,
+    rtol=1e-5,
+    atol=1e-7,
+  )
+  assert float(after['non_trainable']['seen']) == 2 * _BATCH_ROWS
+  assert batch['example_weights'].sum() == _BATCH_ROWS
 
 
 def test_every_array_lives_on_the_devices_that_are_there(tmp_path):

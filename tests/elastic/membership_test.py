@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from paxlike.elastic import _facts, _membership
+from paxlike.elastic import _facts, _membership, _plans, _presence
 
 
 class Hosts:
@@ -75,6 +75,8 @@ class Hosts:
         rank = order.plan.members.index(name)
         worker = _facts.Worker(generation=order.generation, rank=rank, pid=1)
         self.change(name, worker=worker, plan=order.plan)
+      elif name in order.stuck and order.generation == generation:
+        self.work(name, end=_facts.End.CRASHED, text='was stuck')
 
   def start(self) -> _facts.Order:
     """Runs until a generation runs; its workers are at step 20."""
@@ -227,6 +229,43 @@ def test_a_host_that_joins_stops_the_others_together_first():
   assert hosts.told('fault') == []
 
 
+def test_a_host_that_is_back_too_late_stops_nobody_and_joins_like_a_new_one():
+  hosts = Hosts('a', 'b', 'c')
+  hosts.start()
+  late = hosts.agents['c']
+  hosts.lose('c')
+  order = hosts.run(1.0)
+  assert order.plan.members == ('a', 'b')
+  # With a worker of the generation before, which it still thinks is on.
+  hosts.agents['c'] = dataclasses.replace(late, is_ready=False)
+  assert hosts.run(5.0) == order, 'the others do not notice'
+  # Its agent ends that worker as soon as it has heard of the newer one.
+  hosts.work('c', end=_facts.End.CRASHED)
+  hosts.change('c', is_ready=True)
+  assert hosts.run().wish is _facts.Wish.DRAIN
+  for name in ('a', 'b'):
+    hosts.work(name, end=_facts.End.DRAINED)
+  assert hosts.run(0.4).plan.members == ('a', 'b', 'c')
+  (fault,) = hosts.told('fault')
+  assert fault['what'] == 'a host was lost: c'
+
+
+def test_a_member_that_does_not_start_in_time_is_given_up():
+  hosts = Hosts('a', 'b')
+  obey = hosts.obey
+
+  def late(order):
+    obey(order)
+    if hosts.agents['b'].worker is not None:
+      hosts.change('b', worker=None)
+
+  hosts.obey = late
+  hosts.run(100.0)
+  assert hosts.told('fault') == []
+  hosts.run(30.0)
+  assert hosts.told('fault')[0]['agents'] == ['b']
+
+
 def test_a_spare_host_beyond_the_most_changes_nothing():
   hosts = Hosts('a', 'b', max_hosts=2)
   hosts.start()
@@ -262,16 +301,58 @@ def test_a_host_asked_to_go_is_let_go_once_the_others_have_restored():
   assert hosts.run().released == ('b',)
 
 
-def test_a_stuck_worker_is_named_and_the_generation_given_up():
-  hosts = Hosts('a', 'b', watchdog_s=8.0, watchdog_factor=10.0)
-  hosts.start()
-  for name, step in (('a', 30), ('b', 29)):
+def _stall(hosts: Hosts, **steps: int) -> None:
+  for name, step in steps.items():
     hosts.work(name, step=step, is_timed=True, idle_s=9.0, median_step_s=0.1)
+
+
+def test_only_the_stuck_worker_is_ended_once_stacks_are_written():
+  hosts = Hosts('a', 'b', 'c', watchdog_s=8.0)
+  hosts.start()
+  _stall(hosts, a=30, b=29, c=30)
   order = hosts.run(0.1)
-  assert order.dump, 'stacks are written first'
-  assert hosts.run(1.5).generation == 2
-  (stuck,) = hosts.told('stuck')
-  assert 'b (rank 1' in stuck['what'] or 'a (rank 0' in stuck['what']
+  assert (order.dump, order.stuck) == (True, ())
+  assert hosts.run(0.8).stuck == ()
+  obey, ordered = hosts.obey, []
+  hosts.obey = lambda order: (ordered.append(order.stuck), obey(order))
+  assert hosts.run(1.0).generation == 2
+  assert ('b',) in ordered
+  assert set(ordered) == {(), ('b',)}
+  (told,) = hosts.told('stuck')
+  assert told['agents'] == ['b']
+  assert 'b (rank 1' in told['what']
+  (fault,) = hosts.told('fault')
+  assert fault['agents'] == ['b'], 'who waited for it is no culprit'
+
+
+def test_of_two_workers_the_one_behind_is_stuck():
+  hosts = Hosts('a', 'b', watchdog_s=8.0)
+  hosts.start()
+  _stall(hosts, a=29, b=30)
+  hosts.run(2.0)
+  assert hosts.told('fault')[0]['agents'] == ['a']
+
+
+def test_without_evidence_the_whole_generation_is_given_up():
+  hosts = Hosts('a', 'b', watchdog_s=8.0)
+  hosts.start()
+  _stall(hosts, a=30, b=30)
+  assert hosts.run(2.0).generation == 2
+  (fault,) = hosts.told('fault')
+  assert fault['agents'] == []
+  assert 'all are at step 30' in fault['what']
+
+
+def test_a_stuck_worker_that_nobody_can_end_holds_nobody_up():
+  hosts = Hosts('a', 'b', watchdog_s=8.0, replacement_wait_s=60.0)
+  hosts.start()
+  _stall(hosts, a=29, b=30)
+  obey = hosts.obey
+  hosts.obey = lambda order: None
+  order = hosts.run(5.0)
+  hosts.obey = obey
+  assert order.wish is _facts.Wish.HOLD
+  assert hosts.told('fault')[0]['agents'] == ['a']
 
 
 def test_slow_steps_stretch_the_watchdog():
@@ -297,6 +378,105 @@ def test_a_worker_that_says_nothing_is_stuck_whatever_it_did():
   hosts.work('a', phase='compile', silent_s=8.5)
   assert hosts.run(0.1).dump
   assert hosts.run(1.5).generation == 2
+
+
+# --- hosts that keep dying
+
+
+def _wait_s(hosts: Hosts, name: str, step: int) -> float:
+  """Loses a host that comes back; how long it then waits to be a member."""
+  hosts.lose(name)
+  hosts.run(1.0)
+  hosts.join(name)
+  joined_s = hosts.now_s
+  while hosts.run(0.1).wish is not _facts.Wish.DRAIN:
+    assert hosts.now_s < joined_s + 100.0
+  waited_s = hosts.now_s - joined_s
+  hosts.work('a', end=_facts.End.DRAINED)
+  hosts.run(0.3)
+  for member in hosts.membership.order.plan.members:
+    hosts.work(member, step=step)
+  hosts.run(0.2)
+  return waited_s
+
+
+def test_a_host_that_dies_once_is_taken_back_at_once():
+  hosts = Hosts('a', 'b')
+  hosts.start()
+  assert _wait_s(hosts, 'b', 30) < 0.3
+  assert hosts.told('host kept out') == []
+
+
+def test_a_host_that_keeps_dying_waits_twice_as_long_each_time():
+  hosts = Hosts('a', 'b')
+  hosts.start()
+  waits_s = [_wait_s(hosts, 'b', 30 + index) for index in range(6)]
+  # Counted from its loss, which is noticed half a second before it is back.
+  expected_s = [0.1, 0.5, 1.5, 3.5, 7.5, 15.5]
+  assert waits_s == pytest.approx(expected_s, abs=0.25)
+  told = hosts.told('host kept out')
+  assert [event['failures'] for event in told] == [2, 3, 4, 5, 6]
+  assert told[-1]['agent'] == 'b'
+  assert told[-1]['for_s'] == pytest.approx(15.5, abs=0.25)
+
+
+def test_the_time_a_host_is_kept_out_has_a_limit():
+  presence = _presence.Presence(silence_s=3.0)
+  for _ in range(1000):
+    presence.blame('b', now_s=5.0)
+  assert presence.kept_out_s('b', now_s=5.0) == 300.0
+  assert presence.kept_out_s('b', now_s=305.0) == 0.0
+
+
+def test_a_host_that_has_been_well_for_long_is_forgiven():
+  presence = _presence.Presence(silence_s=3.0)
+  for _ in range(5):
+    presence.blame('b', now_s=0.0)
+  presence.blame('b', now_s=61.0)
+  assert presence.failures('b') == 1
+  assert presence.kept_out_s('b', now_s=61.0) == 0.0
+
+
+def test_a_host_without_which_nothing_runs_is_taken_however_often_it_died():
+  hosts = Hosts('a', 'b', min_hosts=2)
+  hosts.start()
+  for _ in range(5):
+    hosts.lose('b')
+    assert hosts.run(1.0).wish is _facts.Wish.HOLD
+    hosts.join('b')
+    assert hosts.run(0.5).wish is _facts.Wish.RUN
+
+
+def test_a_host_that_was_asked_to_go_has_not_failed():
+  hosts = Hosts('a', 'b')
+  hosts.start()
+  for _ in range(3):
+    hosts.change('b', is_leaving=True)
+    hosts.run(0.2)
+    hosts.lose('b')
+    hosts.run(1.0)
+    hosts.join('b')
+    hosts.run(0.2)
+  assert hosts.told('host kept out') == []
+
+
+def test_an_agent_that_is_restarted_unnoticed_has_failed():
+  presence = _presence.Presence(silence_s=3.0)
+  for index in range(3):
+    presence.hear(_agent('b', incarnation=str(index)), now_s=float(index))
+  assert presence.failures('b') == 2
+
+
+def test_a_worker_that_keeps_getting_stuck_is_a_failure_of_its_host():
+  hosts = Hosts('a', 'b', 'c', watchdog_s=8.0)
+  hosts.start()
+  for step in (30, 40, 50):
+    _stall(hosts, a=step, b=step - 1, c=step)
+    hosts.run(1.4)
+  assert hosts.told('host kept out')[-1]['agent'] == 'b'
+
+
+# --- how a job ends
 
 
 def test_a_fatal_error_ends_the_job_at_once():
@@ -376,14 +556,20 @@ def test_only_legal_numbers_of_hosts_are_formed():
 # --- which snapshot
 
 
-def _agent(name: str, *pieces: _facts.Piece) -> _facts.Agent:
+def _agent(
+  name: str, *pieces: _facts.Piece, incarnation: str = ''
+) -> _facts.Agent:
   return _facts.Agent(
-    name=name, incarnation='', host=name, address=f'{name}:1', pieces=pieces
+    name=name,
+    incarnation=incarnation,
+    host=name,
+    address=f'{name}:1',
+    pieces=pieces,
   )
 
 
 def _chosen(agents, without=frozenset()):
-  sources = _membership.choose_snapshot(agents, without=set(without))
+  sources = _plans.choose_snapshot(agents, without=set(without))
   return [(s.piece.step, s.piece.process, s.address) for s in sources]
 
 
@@ -420,7 +606,7 @@ def test_of_one_step_the_later_generation_counts():
       *_pieces(0, 20, generation=2, count=1),
     )
   ]
-  (source,) = _membership.choose_snapshot(agents, without=set())
+  (source,) = _plans.choose_snapshot(agents, without=set())
   assert source.piece.generation == 2
 
 

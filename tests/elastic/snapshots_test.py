@@ -62,7 +62,7 @@ def memory(tmp_path):
 
 def _taker(memory, generation=1, job_id='job'):
   return snapshots.Taker(
-    memory.own, job_id=job_id, generation=generation, process=0, count=1
+    memory.root, job_id=job_id, generation=generation, process=0, count=1
   )
 
 
@@ -176,14 +176,97 @@ def test_a_piece_of_another_snapshot_does_not_pass(memory, tmp_path):
     _restore(memory, _target(state), 5)
 
 
-def test_too_little_memory_is_told_before_any_is_taken(memory, monkeypatch):
-  class Full:
-    f_bavail, f_frsize = 1, 4096
+def _room(monkeypatch, free_bytes: dict[str, int]) -> None:
+  """Pretends that in each directory so many bytes are free, by its name."""
 
-  monkeypatch.setattr(os, 'statvfs', lambda path: Full)
-  with pytest.raises(errors.ConfigError, match='--snapshot_dir'):
-    _taker(memory).take(_state(_mesh(1)), 5, items={})
+  class Found:
+    f_frsize = 1
+
+    def __init__(self, path):
+      name = os.path.basename(os.path.realpath(path))
+      self.f_bavail = free_bytes[name]
+
+  monkeypatch.setattr(os, 'statvfs', Found)
+
+
+def test_too_little_memory_is_told_before_any_step(memory, monkeypatch):
+  _room(monkeypatch, {'host': 4096})
+  with pytest.raises(errors.ConfigError, match='--snapshot_spill_dir'):
+    _taker(memory).prepare(_state(_mesh(1)))
   assert os.listdir(memory.own) == []
+
+
+def test_what_has_no_room_in_memory_goes_to_the_disk(tmp_path, monkeypatch):
+  memory = _spilling(tmp_path)
+  _room(monkeypatch, {'host': 4096, 'disk': 1 << 30})
+  state, taker = _state(_mesh(2), 5.0), _taker(memory)
+  for step in range(1, 7):
+    taker.take(state, step, items={'position': step})
+  assert os.listdir(memory.own) == []
+  assert [piece.step for piece, _ in memory.pieces()] == [4, 5, 6]
+  assert len(os.listdir(tmp_path / 'disk' / 'own')) == 3
+  restored = _restore(memory, _target(state), 6)
+  assert restored.items == {'position': 6}
+  assert _equal(restored.state, state)
+  memory.remove()
+  assert os.listdir(tmp_path) == []
+
+
+def test_where_memory_suffices_the_disk_is_left_alone(tmp_path):
+  memory = _spilling(tmp_path)
+  _taker(memory).take(_state(_mesh(2), 5.0), 5, items={})
+  assert len(os.listdir(memory.own)) == 1
+  assert os.listdir(tmp_path / 'disk' / 'own') == []
+
+
+def test_a_disk_without_room_is_told_as_well(tmp_path, monkeypatch):
+  memory = _spilling(tmp_path)
+  _room(monkeypatch, {'host': 4096, 'disk': 4096})
+  with pytest.raises(errors.ConfigError, match=r'and .*disk 0 MiB'):
+    _taker(memory).prepare(_state(_mesh(1)))
+
+
+def test_pieces_of_others_lie_beside_those_of_this_host(tmp_path, monkeypatch):
+  memory, sender = _spilling(tmp_path), _memory.Memory(str(tmp_path / 'other'))
+  state = _state(_mesh(4), 5.0)
+  _taker(sender).take(state, 5, items={})
+  ((piece, directory),) = sender.pieces()
+  _room(monkeypatch, {'host': 4096, 'disk': 1 << 30})
+  _taker(memory, generation=0).take(state, 5, items={})
+  with _serving_host(memory) as address:
+    peer = _transfer.Peer(address, _SECRET)
+    assert _transfer.push(peer, piece, directory)
+    peer.close()
+  assert os.listdir(memory.held) == []
+  assert os.listdir(tmp_path / 'disk' / 'held') == [piece.name]
+  assert memory.find(piece.name) is not None
+
+
+def test_hosts_on_one_machine_share_its_memory(tmp_path, monkeypatch):
+  roots = [
+    _memory.root_of(str(tmp_path), job_id='job', name=f'host{index}')
+    for index in range(4)
+  ]
+  for root in roots:
+    _memory.Memory(root)
+  _memory.Memory(_memory.root_of(str(tmp_path), job_id='other', name='host0'))
+  _room(monkeypatch, {'paxlike-job-host0': 4000})
+  held_bytes = sum(map(_memory.size_bytes, roots))
+  budget_bytes = _memory.budget_bytes(roots[0], job_id='job')
+  assert budget_bytes == (4000 + held_bytes) // 4
+
+
+def test_an_agent_that_was_killed_leaves_its_links_to_the_next(tmp_path):
+  before = _spilling(tmp_path)
+  for lock in before._locks:
+    os.close(lock)
+  assert _spilling(tmp_path).pieces() == []
+
+
+def _spilling(tmp_path) -> _memory.Memory:
+  return _memory.Memory(
+    str(tmp_path / 'host'), spill_root=str(tmp_path / 'disk')
+  )
 
 
 def test_what_earlier_generations_hold_is_no_lack_of_room(memory, monkeypatch):
@@ -208,7 +291,7 @@ def test_an_agent_that_starts_again_finds_whole_pieces_only(tmp_path):
   before = _memory.Memory(str(tmp_path / 'host'))
   _taker(before).take(_state(_mesh(1)), 5, items={})
   os.makedirs(os.path.join(before.own, 'w-half'))
-  os.close(before._lock)  # as its death would
+  os.close(before._locks[0])  # as its death would
   after = _memory.Memory(str(tmp_path / 'host'))
   assert [piece.step for piece, _ in after.pieces()] == [5]
   assert len(os.listdir(after.own)) == 1
@@ -241,7 +324,7 @@ def test_memory_of_dead_jobs_is_swept_and_of_living_ones_is_not(tmp_path):
   parent = str(tmp_path)
   alive = _memory.Memory(_memory.root_of(parent, job_id='alive', name='a'))
   dead = _memory.Memory(_memory.root_of(parent, job_id='dead', name='a'))
-  os.close(dead._lock)
+  os.close(dead._locks[0])
   foreign = tmp_path / 'paxos'
   foreign.mkdir()
   _memory.sweep(parent, job_id='mine')

@@ -1,21 +1,22 @@
 """What a worker tells its agent, and in which order it does things."""
 
+import dataclasses
 import json
 import os
 import socket
 import subprocess
 import sys
 import threading
+import time
 
 import jax.numpy as jnp
 import pytest
 
 from paxlike import sync
 from paxlike.core import errors
-from paxlike.elastic import _facts, _memory, _messages, snapshots, worker
+from paxlike.elastic import _facts, _memory, _serving, snapshots, worker
 from tests.chaos import harness
-
-_SECRET = b'a secret of at least sixteen bytes'
+from tests.elastic import ends
 
 
 @pytest.fixture
@@ -23,32 +24,24 @@ def memory(tmp_path):
   return _memory.Memory(str(tmp_path / 'host'))
 
 
+_PLAN = _facts.Plan(generation=1, members=('a',), coordinator='127.0.0.1:5000')
+
+
 @pytest.fixture
 def agent_and_worker(memory):
   """The agent's end of the connection, and the only worker of a job."""
-  ours, theirs = socket.socketpair()
-  ends = {}
-  thread = threading.Thread(
-    target=lambda: ends.update(agent=_messages.serve(ours, _SECRET))
+  with ends.worker_of(memory, _PLAN) as made:
+    yield made
+
+
+@pytest.fixture
+def with_buddy(memory):
+  """The same, as one of two hosts: its snapshots are copied to the other."""
+  plan = dataclasses.replace(
+    _PLAN, members=('a', 'b'), buddies=('127.0.0.1:8', '127.0.0.1:9')
   )
-  thread.start()
-  connection = _messages.call(theirs, _SECRET)
-  thread.join()
-  setting = worker.Setting(
-    fd=-1,
-    root=memory.root,
-    address='127.0.0.1:9',
-    name='a',
-    job_id='job',
-    snapshot_steps=10,
-    max_hosts=4,
-    stack_dir='',
-  )
-  plan = _facts.Plan(generation=1, members=('a',), coordinator='127.0.0.1:5000')
-  made = worker.Worker(connection, setting, plan, secret=_SECRET)
-  yield ends['agent'], made
-  connection.close()
-  ends['agent'].close()
+  with ends.worker_of(memory, plan) as made:
+    yield made
 
 
 def _next(agent, kind):
@@ -65,7 +58,7 @@ def _state(step):
 def test_a_snapshot_is_taken_at_its_interval_only(agent_and_worker, memory):
   _, made = agent_and_worker
   with made.running(sync.SoloWorld()):
-    made.begin(0)
+    made.begin(_state(0), 0)
     for step in range(1, 32):
       made.after_step(_state(step), step, {})
   assert [piece.step for piece, _ in memory.pieces()] == [10, 20, 30]
@@ -76,12 +69,58 @@ def test_a_step_counts_as_done_only_after_its_snapshot(
 ):
   _, made = agent_and_worker
   with made.running(sync.SoloWorld()):
-    made.begin(0)
+    made.begin(_state(0), 0)
     made.after_step(_state(9), 9, {})
     monkeypatch.setattr(made._taker, 'take', _killed)
     with pytest.raises(KeyboardInterrupt):
       made.after_step(_state(10), 10, {})
   assert memory.completed_steps() == 9
+
+
+def test_a_snapshot_waits_until_the_one_before_it_is_copied(with_buddy, memory):
+  agent, made = with_buddy
+  taken = []
+  with made.running(sync.SoloWorld()):
+    made.begin(_state(0), 0)
+
+    def train():
+      for step in (10, 11, 20, 21):
+        made.after_step(_state(step), step, {})
+        taken.append(step)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert _next(agent, 'snapshot')['step'] == 10
+    thread.join(0.5)
+    assert taken == [10, 11], 'steps go on, the next snapshot does not'
+    made.hear({'kind': 'copied', 'step': 0})
+    thread.join(0.1)
+    assert taken == [10, 11], 'that was an earlier one'
+    made.hear({'kind': 'copied', 'step': 10})
+    thread.join(10.0)
+    assert taken == [10, 11, 20, 21]
+
+
+def test_without_a_buddy_no_snapshot_waits(agent_and_worker, memory):
+  _, made = agent_and_worker
+  with made.running(sync.SoloWorld()):
+    made.begin(_state(0), 0)
+    for step in (10, 20, 30):
+      made.after_step(_state(step), step, {})
+  assert len(memory.pieces()) == 3
+
+
+def test_room_for_snapshots_is_looked_for_before_the_first_step(
+  agent_and_worker, memory, monkeypatch
+):
+  _, made = agent_and_worker
+  monkeypatch.setattr(_memory, 'budget_bytes', lambda *args, **kwargs: 10)
+  with (
+    pytest.raises(errors.ConfigError, match='Snapshots need'),
+    made.running(sync.SoloWorld()),
+  ):
+    made.begin(_state(0), 0)
+  assert memory.completed_steps() == -1
 
 
 def _killed(*args, **kwargs):
@@ -94,7 +133,7 @@ def test_a_change_of_hosts_stops_with_a_snapshot_of_that_step(
   agent, made = agent_and_worker
   world = sync.SoloWorld()
   with made.running(world):
-    made.begin(0)
+    made.begin(_state(0), 0)
     made.hear({'wish': 'drain', 'reason': 'host b joins'})
     assert world.stop.poll()
     with pytest.raises(worker.DrainedError) as caught:
@@ -166,6 +205,32 @@ def test_an_illegal_number_of_hosts_is_told_with_the_legal_ones(
     made.check_hosts((2, 4))
   made.tell_end(caught.value)
   assert _next(agent, 'end')['legal_hosts'] == [2, 4]
+
+
+def test_the_coordinator_is_called_only_once_it_listens():
+  with socket.socket() as sock:
+    sock.bind(('127.0.0.1', 0))
+    address = f'127.0.0.1:{sock.getsockname()[1]}'
+    waiting = threading.Thread(
+      target=_serving.wait_for_listener,
+      args=(address,),
+      kwargs={'timeout_s': 30.0},
+    )
+    waiting.start()
+    waiting.join(0.2)
+    assert waiting.is_alive()
+    sock.listen()
+    waiting.join(5.0)
+    assert not waiting.is_alive()
+
+
+def test_a_coordinator_that_never_listens_is_not_waited_for_for_ever():
+  with socket.socket() as sock:
+    sock.bind(('127.0.0.1', 0))
+    address = f'127.0.0.1:{sock.getsockname()[1]}'
+    begun_s = time.monotonic()
+    _serving.wait_for_listener(address, timeout_s=0.1)
+    assert 0.1 <= time.monotonic() - begun_s < 5.0
 
 
 # --- what is loaded
