@@ -53,8 +53,10 @@ def test_random_faults_change_no_bit(tmp_path, undisturbed):
     flags=_CONSTANT,
     settings=['PAUSE_S=0.05', 'task_p.train.save_interval_steps=20'],
   ) as job:
+    sizes = []
     for index, what in enumerate(_faults(random_, _FAULTS)):
       job.wait_for_step((index + 1) * _STEPS // (_FAULTS + 1))
+      sizes.append((job.resident_bytes(), job.shared_bytes()))
       seen, generation = len(job.events()), job.generation()
       _do(job, what, random_)
       if what == 'lighthouse':
@@ -62,11 +64,11 @@ def test_random_faults_change_no_bit(tmp_path, undisturbed):
         assert job.generation() == generation, 'training need not stop'
       else:
         job.wait_for_new_steps(after_generation=generation)
+        assert _most_lost(job, seen) <= _bound(what), (index, what)
     assert job.wait(timeout_s=300.0) == 0, job.log()
     formed = [e for e in job.events() if e['event'] == 'formed']
     assert {e['n'] for e in formed} == {3}
-    lost = [e['steps_lost'] or 0 for e in formed]
-    assert max(lost) <= _bound(job), lost
+    _assert_no_growth(sizes)
     assert job.shared_memory() == set()
   assert job.orphans() == []
   assert final_arrays(tmp_path) == final_arrays(undisturbed)
@@ -95,6 +97,31 @@ def test_hosts_that_go_and_come_back_change_no_loss(tmp_path, undisturbed):
   ]
   for row, other in zip(ours, theirs, strict=True):
     assert row['loss'] == pytest.approx(other['loss'], rel=1e-5)
+
+
+def test_only_the_worker_that_is_stuck_is_blamed_and_its_stack_is_kept(
+  tmp_path,
+):
+  with harness.Job(
+    tmp_path,
+    num_steps=60,
+    snapshot_steps=_SNAPSHOT_STEPS,
+    flags=['--watchdog_s=4'],
+    settings=['HANG_AT=25', f'HANG_MARK={tmp_path}/hung'],
+  ) as job:
+    assert job.wait() == 0, job.log()
+    (stuck,) = [e for e in job.events() if e['event'] == 'stuck']
+    (fault,) = [e for e in job.events() if e['event'] == 'fault']
+    formed = [e for e in job.events() if e['event'] == 'formed']
+  assert stuck['agents'] == fault['agents'] == ['host1']
+  assert "phase 'input'" in stuck['what']
+  assert 'was stuck and was ended' in fault['what']
+  assert [event['n'] for event in formed] == [3, 3]
+  assert formed[1]['steps_lost'] < _SNAPSHOT_STEPS
+  stacks = sorted((tmp_path / 'status' / 'stacks').glob('generation_1_*'))
+  assert len(stacks) == 3
+  assert 'toys.py' in stacks[1].read_text()
+  assert [row['step'] for row in losses(tmp_path)] == list(range(1, 61))
 
 
 def test_a_job_asked_to_stop_saves_and_goes_on_later(tmp_path):
@@ -177,10 +204,33 @@ def _do(job: harness.Job, what: str, random_: random.Random) -> None:
     job.kill_worker((rank + 1) % 3)
 
 
-def _bound(job: harness.Job) -> int:
-  """Steps that may be lost: with a host's memory, those since the last copy."""
-  lost_hosts = any('loss of host' in fault.what for fault in job.faults)
-  return _SNAPSHOT_STEPS - 1 + (_SNAPSHOT_STEPS if lost_hosts else 0)
+def _most_lost(job: harness.Job, seen: int) -> int:
+  """Steps that any generation had to do again."""
+  return max(
+    event['steps_lost'] or 0
+    for event in job.events()[seen:]
+    if event['event'] == 'formed'
+  )
+
+
+def _bound(what: str) -> int:
+  """Steps that may be lost: with a host's memory, those since the last copy.
+
+  How many are done while a copy is under way is up to the machine, but the
+  next snapshot waits for it.
+  """
+  return (2 * _SNAPSHOT_STEPS if what == 'host' else _SNAPSHOT_STEPS) - 1
+
+
+def _assert_no_growth(sizes: list[tuple[int, int]]) -> None:
+  """Neither what outlives workers nor shared memory grows with the faults."""
+  half = len(sizes) // 2
+  for what, measured in zip(
+    ('resident', 'shared'), zip(*sizes, strict=True), strict=True
+  ):
+    before, after = max(measured[:half]), max(measured[half:])
+    print(f'{what}: at most {before / 2**20:.1f} MiB, then {after / 2**20:.1f}')
+    assert after <= 1.25 * before, (what, measured)
 
 
 def final_arrays(job_log_dir: pathlib.Path) -> str:

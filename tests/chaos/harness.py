@@ -72,6 +72,8 @@ class Job:
     """
     self.job_log_dir = pathlib.Path(job_log_dir)
     self.faults: list[Fault] = []
+    self._events: list[dict[str, Any]] = []
+    self._events_bytes = 0
     self._job_id = secrets.token_hex(6)
     self.job_log_dir.mkdir(parents=True, exist_ok=True)
     self.log_path = self.job_log_dir / 'launch.log'
@@ -125,10 +127,14 @@ class Job:
   def events(self) -> list[dict[str, Any]]:
     """All that is in the goodput log so far."""
     path = self.job_log_dir / 'status' / 'goodput.jsonl'
-    if not path.exists():
-      return []
-    lines = path.read_text().splitlines(keepends=True)
-    return [json.loads(line) for line in lines if line.endswith('\n')]
+    # Only what is new is read: this is asked fifty times a second.
+    with contextlib.suppress(FileNotFoundError), open(path, 'rb') as file:
+      file.seek(self._events_bytes)
+      data = file.read()
+      whole = data[: data.rfind(b'\n') + 1]
+      self._events_bytes += len(whole)
+      self._events += map(json.loads, whole.splitlines())
+    return list(self._events)
 
   def workers(self) -> list[dict[str, Any]]:
     """What status/workers.json says."""
@@ -167,6 +173,24 @@ class Job:
       for path in SHARED_MEMORY.iterdir()
       if path.name.startswith(prefix)
     }
+
+  def shared_bytes(self) -> int:
+    """How much that is."""
+    total = 0
+    for name in self.shared_memory():
+      for path in (SHARED_MEMORY / name).rglob('*'):
+        with contextlib.suppress(FileNotFoundError):  # just renamed
+          total += path.stat().st_blocks * 512
+    return total
+
+  def resident_bytes(self) -> int:
+    """Memory of what outlives workers: launcher, lighthouse and agents."""
+    total = 0
+    agents = self._commands('lighthouse') + self._commands('agent')
+    for process in (self._process, *agents):
+      with contextlib.suppress(psutil.NoSuchProcess):
+        total += process.memory_info().rss
+    return total
 
   def orphans(self) -> list[psutil.Process]:
     """Processes that were of the job and live on without it."""

@@ -1,9 +1,11 @@
 """An experiment whose steps take long enough to be interrupted."""
 
 import dataclasses
+import pathlib
 import time
 
 import fiddle as fdl
+import jax
 
 from experiments import lm
 from paxlike import experiment, inputs
@@ -17,12 +19,21 @@ class SlowInput(inputs.SyntheticLmInput):
 
   Attributes:
     pause_s: How long one batch takes.
+    hang_at: Where process 1 hangs, once in the life of the job; -1: nowhere.
+    hang_mark: A file that says that it has.
   """
 
   pause_s: float = 0.0
+  hang_at: int = -1
+  hang_mark: str = ''
 
   def read(self, position: int, rows: range) -> typing.HostBatch:
     time.sleep(self.pause_s)
+    if position == self.hang_at and jax.process_index() == 1:
+      mark = pathlib.Path(self.hang_mark)
+      if not mark.exists():
+        mark.touch()
+        time.sleep(10_000.0)
     return super().read(position, rows)
 
 
@@ -39,6 +50,8 @@ class Slow(lm.ByteLm):
   WARMUP_STEPS = 10
   DROPOUT_RATE = 0.1
   PAUSE_S = 0.02
+  HANG_AT = -1
+  HANG_MARK = ''
 
   def task_p(self) -> fdl.Config:
     task_p = super().task_p()
@@ -58,5 +71,7 @@ class Slow(lm.ByteLm):
         seq_len=self.SEQ_LEN,
         vocab_size=256,
         pause_s=self.PAUSE_S,
+        hang_at=self.HANG_AT,
+        hang_mark=self.HANG_MARK,
       )
     ]
