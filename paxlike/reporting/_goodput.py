@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import datetime
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,9 @@ from paxlike.reporting import _goodput_log
 _BAR_CHARS = 40
 _USEFUL = 'useful steps'
 _LOST = 'steps done again'
-_AWAY = 'forming, and not running'
+_AWAY = 'not running'
+_FORMING = 'forming, and not running'  # where hosts come and go
+_LEAST_S = 0.05  # less is shown as nothing
 # Phase of a worker to the cause that people read.
 _CAUSES = {
   'input': 'waiting for input',
@@ -49,11 +52,13 @@ class Goodput:
     wall_s: From the first event to the last.
     seconds: By cause; they add up to `wall_s`.
     recoveries: Each time that the job was formed anew.
+    ending: How it ended, in words.
   """
 
   wall_s: float
   seconds: dict[str, float]
   recoveries: tuple[Recovery, ...]
+  ending: str
 
   @property
   def fraction(self) -> float:
@@ -61,15 +66,23 @@ class Goodput:
     return self.seconds[_USEFUL] / self.wall_s if self.wall_s else 0.0
 
   def text(self) -> str:
-    """For people: a bar for each cause, then the recoveries."""
+    """For people: a bar for each cause, the recoveries, and how it ended."""
     lines = [f'goodput {self.fraction:.1%} of {self.wall_s:.1f} s']
-    width = max(map(len, self.seconds))
-    for cause, seconds in self.seconds.items():
+    causes = [
+      (cause, seconds)
+      for cause, seconds in sorted(self.seconds.items(), key=lambda c: -c[1])
+      if seconds >= _LEAST_S or cause == _USEFUL
+    ]
+    causes.sort(key=lambda c: c[0] != _USEFUL)  # that one first
+    width = max(len(cause) for cause, _ in causes)
+    for cause, seconds in causes:
       share = seconds / self.wall_s if self.wall_s else 0.0
       bar = '█' * round(share * _BAR_CHARS)
       lines.append(
         f'  {cause:<{width}} {seconds:9.1f} s {share:6.1%}  {bar}'.rstrip()
       )
+    if self.recoveries:
+      lines.append('formed anew, with the time from noticing to the next step')
     for recovery in self.recoveries:
       took = recovery.duration_s
       lost = recovery.steps_lost
@@ -78,7 +91,7 @@ class Goodput:
         f'{"?" if lost is None else lost} steps lost, went on with '
         f'{recovery.num_hosts}: {recovery.why}'
       )
-    return '\n'.join(lines)
+    return '\n'.join([*lines, self.ending])
 
 
 def goodput(job_log_dir: str) -> Goodput:
@@ -120,11 +133,32 @@ def summarize(events: Sequence[dict[str, Any]]) -> Goodput:
       kind = phase.partition(' ')[0]
       seconds[_CAUSES.get(str(kind), str(kind))] += spent_s
   wall_s = events[-1]['time'] - events[0]['time']
-  seconds[_AWAY] = max(0.0, wall_s - sum(seconds.values()))
+  is_elastic = any(event['event'] == 'formed' for event in events)
+  away = _FORMING if is_elastic else _AWAY
+  seconds[away] = max(0.0, wall_s - sum(seconds.values()))
   return Goodput(
     wall_s=wall_s,
     seconds={cause: s for cause, s in seconds.items() if s or cause == _USEFUL},
     recoveries=_recoveries(events),
+    ending=_ending(events),
+  )
+
+
+def _ending(events: Sequence[dict[str, Any]]) -> str:
+  """How a job ended, as far as it told."""
+  step = next((e['step'] for e in reversed(events) if 'step' in e), None)
+  where = '' if step is None else f' after step {step}'
+  for event in reversed(events):  # some words may come after the end
+    if event['event'] == 'end':
+      reason = event.get('reason')
+      return f'ended{where}' + (f': {reason}' if reason else '')
+    if event['event'] in ('start', 'formed', 'host joined'):
+      break
+  last = events[-1]
+  when = datetime.datetime.fromtimestamp(last['time'], datetime.UTC)
+  return (
+    f'no end was told: it runs, or was killed; last heard of{where}, '
+    f'{when:%Y-%m-%d %H:%M:%S} UTC'
   )
 
 

@@ -88,7 +88,8 @@ def test_a_job_that_was_started_twice_counts_both_runs(tmp_path):
   found = reporting.goodput(str(tmp_path))
   assert found.seconds['useful steps'] == 60.0
   assert found.seconds['compiling'] == 20.0
-  assert found.seconds['forming, and not running'] == 10.0
+  assert found.seconds['not running'] == 10.0
+  assert found.ending == 'ended after step 10'
 
 
 def test_a_torn_last_line_is_left_out(tmp_path):
@@ -111,6 +112,47 @@ def test_the_report_shows_a_bar_for_each_cause(tmp_path, capsys):
   (useful,) = [line for line in lines if 'useful steps' in line]
   assert useful.endswith('█' * 24)
   assert any('host1 died' in line for line in lines)
+
+
+def test_only_an_elastic_job_is_said_to_form(tmp_path):
+  plain, elastic = tmp_path / 'plain', tmp_path / 'elastic'
+  _write(plain, {'time': 0.0, 'event': 'start', 'run': 1.0}, _time(90.0, 3))
+  _write(elastic, *_ONE_FAULT)
+  assert 'forming' not in reporting.goodput(str(plain)).text()
+  assert 'forming, and not running' in reporting.goodput(str(elastic)).text()
+
+
+def test_a_killed_job_is_not_said_to_have_ended(tmp_path):
+  _write(
+    tmp_path,
+    {'time': 0.0, 'event': 'start', 'run': 1.0},
+    _time(90.0, 812, steps=90.0),
+  )
+  assert reporting.goodput(str(tmp_path)).text().splitlines()[-1] == (
+    'no end was told: it runs, or was killed; last heard of after step 812, '
+    '1970-01-01 00:01:30 UTC'
+  )
+
+
+def test_the_end_of_an_elastic_job_is_told_with_its_reason(tmp_path):
+  end = {'time': 101.0, 'event': 'end', 'reason': 'all steps are done'}
+  _write(tmp_path, *_ONE_FAULT, end, _time(102.0, 60, 2))
+  last = reporting.goodput(str(tmp_path)).text().splitlines()[-1]
+  assert last == 'ended after step 60: all steps are done'
+
+
+def test_what_took_no_time_is_left_out_and_the_longest_comes_first(tmp_path):
+  _write(
+    tmp_path,
+    {'time': 0.0, 'event': 'start', 'run': 1.0},
+    _time(90.0, 3, steps=2.0, save=0.01, input=30.0, compile=58.0),
+  )
+  lines = reporting.goodput(str(tmp_path)).text().splitlines()
+  assert [line.split('  ')[1] for line in lines[1:-1]] == [
+    'useful steps',
+    'compiling',
+    'waiting for input',
+  ]
 
 
 def test_the_report_is_json_for_programs(tmp_path, capsys):
