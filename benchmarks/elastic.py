@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+import numpy as np
 import psutil
 
 from tests.chaos import harness
@@ -409,10 +410,22 @@ def _cost(root: pathlib.Path, rounds: int) -> None:
     f'  steps/s with a snapshot each {_SNAPSHOT_STEPS} steps over without: '
     f'median {statistics.median(ratios):.3f} ({min(ratios):.3f} to '
     f'{max(ratios):.3f}), bound 0.97; the loop stands still for '
-    f'{statistics.median(blocked_s) * 1e3:.0f} ms a snapshot; '
-    f'{held_bytes / 1e6:.0f} MB held in three',
+    f'{statistics.median(blocked_s) * 1e3:.0f} ms a snapshot of '
+    f'{held_bytes / 3e6:.0f} MB, a bare copy of as much takes '
+    f'{_bare_copy_s(held_bytes // 3) * 1e3:.0f} ms',
     flush=True,
   )
+
+
+def _bare_copy_s(size_bytes: int) -> float:
+  """How long one thread copies so much between memory it has touched."""
+  source, target = np.ones(size_bytes, np.uint8), np.ones(size_bytes, np.uint8)
+  times_s = []
+  for _ in range(5):
+    begun_s = time.perf_counter()
+    np.copyto(target, source)
+    times_s.append(time.perf_counter() - begun_s)
+  return statistics.median(times_s)
 
 
 def _large_job(

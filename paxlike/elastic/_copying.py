@@ -40,18 +40,26 @@ class Pusher:
   def push(
     self, address: str, memory: _memory.Memory, generation: int, rank: int
   ) -> None:
-    """Copies this worker's newest piece; one not begun yet is passed over."""
+    """Copies this worker's newest piece; one not begun yet is passed over.
+
+    One that is on its way to another host is given up: that host is no
+    member any more, and may take half a minute to be found dead.
+    """
     piece_and_path = memory.newest_own(generation, rank)
     if piece_and_path is None:
       return
     with self._wake:
       self._next = (address, *piece_and_path)
       self._wake.notify()
+      for other in [known for known in self._peers if known != address]:
+        self._peers.pop(other).close()
 
   def close(self) -> None:
-    """Stops; does not wait for a transfer under way."""
+    """Stops; a transfer under way is given up."""
     with self._wake:
       self._is_closed = True
+      for peer in self._peers.values():
+        peer.close()
       self._wake.notify()
 
   def _run(self) -> None:
@@ -66,13 +74,21 @@ class Pusher:
 
   def _copy(self, address: str, piece: _facts.Piece, path: str) -> bool:
     try:
-      if address not in self._peers:
-        self._peers[address] = _transfer.Peer(address, self._secret)
-      if _transfer.push(self._peers[address], piece, path):
+      if _transfer.push(self._peer(address), piece, path):
         return True
       logging.info('Snapshot %s was overwritten on its way.', piece.name)
     except (errors.PaxlikeError, OSError) as error:
       logging.info('Snapshot %s was not copied: %s', piece.name, error)
-    if address in self._peers:
-      self._peers.pop(address).close()
+    with self._wake:
+      if address in self._peers:
+        self._peers.pop(address).close()
     return False
+
+  def _peer(self, address: str) -> _transfer.Peer:
+    with self._wake:
+      if address in self._peers:
+        return self._peers[address]
+    peer = _transfer.Peer(address, self._secret)
+    with self._wake:
+      self._peers[address] = peer
+    return peer

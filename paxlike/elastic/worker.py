@@ -35,6 +35,7 @@ _BEAT_S = 0.2
 _HANDSHAKE_S = 120.0
 _JOIN_S = 60.0
 _COPY_WAIT_S = 30.0
+_HICCUP_S = 1.0  # not worth a word
 _ORPHAN_STATUS = 70
 _DRAIN = 'the hosts of the job change'
 
@@ -264,7 +265,7 @@ class Worker:
     So that with a host's memory never more than two intervals are lost,
     however slow the network is; where it is fast enough nothing is waited for.
     """
-    if self._is_copied.is_set():
+    if self._is_copied.wait(_HICCUP_S):
       return
     logging.log_every_n_seconds(
       logging.WARNING,

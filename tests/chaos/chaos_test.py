@@ -99,6 +99,9 @@ def test_hosts_that_go_and_come_back_change_no_loss(tmp_path, undisturbed):
     assert row['loss'] == pytest.approx(other['loss'], rel=1e-5)
 
 
+_RECOVERY = ('stuck', 'fault', 'formed', 'first step')
+
+
 def test_only_the_worker_that_is_stuck_is_blamed_and_its_stack_is_kept(
   tmp_path,
 ):
@@ -113,6 +116,8 @@ def test_only_the_worker_that_is_stuck_is_blamed_and_its_stack_is_kept(
     (stuck,) = [e for e in job.events() if e['event'] == 'stuck']
     (fault,) = [e for e in job.events() if e['event'] == 'fault']
     formed = [e for e in job.events() if e['event'] == 'formed']
+    told = [e['event'] for e in job.events() if e['event'] in _RECOVERY]
+  assert told == ['formed', 'first step', *_RECOVERY]
   assert stuck['agents'] == fault['agents'] == ['host1']
   assert "phase 'input'" in stuck['what']
   assert 'was stuck and was ended' in fault['what']
@@ -125,12 +130,16 @@ def test_only_the_worker_that_is_stuck_is_blamed_and_its_stack_is_kept(
 
 
 def test_a_job_asked_to_stop_saves_and_goes_on_later(tmp_path):
-  with harness.Job(tmp_path, num_steps=400, num_hosts=2) as job:
+  spill = tmp_path / 'spill'
+  flags = [f'--snapshot_spill_dir={spill}']
+  with harness.Job(tmp_path, num_steps=400, num_hosts=2, flags=flags) as job:
     job.wait_for_step(15)
+    assert len(list(spill.iterdir())) == 2
     job.stop()
     assert job.wait() == 75, job.log()
     (end,) = [e for e in job.events() if e['event'] == 'end']
     assert end['reason'] == 'stopped on request'
+    assert list(spill.iterdir()) == []
   assert job.orphans() == []
   status = json.loads((tmp_path / 'status' / 'train.json').read_text())
   assert status['state'] == 'preempted'

@@ -178,9 +178,11 @@ class Job:
     """How much that is."""
     total = 0
     for name in self.shared_memory():
-      for path in (SHARED_MEMORY / name).rglob('*'):
-        with contextlib.suppress(FileNotFoundError):  # just renamed
-          total += path.stat().st_blocks * 512
+      # Directories are renamed all the time: those that are gone are skipped.
+      for parent, _, files in os.walk(SHARED_MEMORY / name):
+        for file in files:
+          with contextlib.suppress(FileNotFoundError):
+            total += os.lstat(os.path.join(parent, file)).st_blocks * 512
     return total
 
   def resident_bytes(self) -> int:
