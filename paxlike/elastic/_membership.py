@@ -373,19 +373,14 @@ class Membership:
     assert self.order is not None
     candidates = self._candidates(now_s)
     waited_s = now_s - self._since_s
-    pending = [
-      agent
-      for agent in self.agents.values()
-      if not agent.is_leaving
-      and not agent.is_broken
-      and agent not in candidates
-      and agent.name not in self._kept_out
-    ]
     if (
       self._stop_asked_s is not None
       and now_s - self._stop_asked_s > _STOP_WITHOUT_WORKERS_S
     ):
       self._end(errors.EXIT_PREEMPTED, 'stopped on request while it held')
+      return
+    if self._presence.all_broken:
+      self._end(errors.EXIT_FAILED, _plans.NO_WORKERS)
       return
     count = self._most_hosts(len(candidates))
     if count < self._policy.min_hosts:
@@ -395,7 +390,9 @@ class Membership:
         )
       )
       return
-    if pending and waited_s < _READY_WAIT_S:
+    # One that is to be waited for: neither a candidate nor out of question.
+    others = self._presence.may_come({a.name for a in candidates})
+    if others - self._kept_out and waited_s < _READY_WAIT_S:
       return
     if self._is_worth_waiting(count, waited_s):
       return

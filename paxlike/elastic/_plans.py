@@ -5,6 +5,11 @@ from collections.abc import Collection, Iterable, Sequence
 
 from paxlike.elastic import _facts
 
+NO_WORKERS = (
+  'no host can start a worker: each ends before it is ready, with an error '
+  'that is printed where its agent runs'
+)
+
 
 def most_hosts(available: int, *, most: int, legal: Collection[int]) -> int:
   """The most hosts that a mesh can be laid over; 0 if there is no such number.

@@ -1,6 +1,7 @@
 """Which hosts are there, and for how long one that keeps dying is kept out."""
 
 import dataclasses
+from collections.abc import Collection
 
 from paxlike.elastic import _facts
 
@@ -59,6 +60,12 @@ class Presence:
     """Takes note that an agent's connection has ended."""
     self._closed_s.setdefault(name, now_s)
 
+  @property
+  def all_broken(self) -> bool:
+    """Whether there are hosts, and none of them can start a worker."""
+    agents = self.agents.values()
+    return bool(agents) and all(agent.is_broken for agent in agents)
+
   def ready(self) -> list[_facts.Agent]:
     """Those that could begin a generation now."""
     return [
@@ -70,6 +77,14 @@ class Presence:
       and name not in self._closed_s
       and (agent.worker is None or agent.worker.end is not None)
     ]
+
+  def may_come(self, without: Collection[str]) -> set[str]:
+    """Names of all others that may be ready before long."""
+    return {
+      name
+      for name, agent in self.agents.items()
+      if not agent.is_leaving and not agent.is_broken and name not in without
+    }
 
   def workers(
     self, plan: _facts.Plan
