@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 import datetime
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ _USEFUL = 'useful steps'
 _LOST = 'steps done again'
 _AWAY = 'not running'
 _FORMING = 'forming, and not running'  # where hosts come and go
+_MOST_CHARS = 100  # of the reason for a recovery
 _LEAST_S = 0.05  # less is shown as nothing
 # Phase of a worker to the cause that people read.
 _CAUSES = {
@@ -89,7 +91,7 @@ class Goodput:
       lines.append(
         f'  {"?" if took is None else f"{took:.1f}"} s, '
         f'{"?" if lost is None else lost} steps lost, went on with '
-        f'{recovery.num_hosts}: {recovery.why}'
+        f'{recovery.num_hosts}: {textwrap.shorten(recovery.why, _MOST_CHARS)}'
       )
     return '\n'.join([*lines, self.ending])
 
@@ -176,22 +178,26 @@ def _lost_steps(events: Sequence[dict[str, Any]]) -> dict[int, int]:
 def _recoveries(events: Sequence[dict[str, Any]]) -> tuple[Recovery, ...]:
   found: list[Recovery] = []
   why = ''
+  lost: list[str] = []
   for event in events:
     kind = event['event']
     if kind == 'fault':
       why = str(event.get('what', ''))
     elif kind == 'drain':
       why = str(event.get('reason', ''))
+    elif kind == 'host lost':
+      lost.append(f'{event.get("agent")} was lost: {event.get("how")}')
     elif kind == 'formed' and why:
       found.append(
         Recovery(
-          why=why,
+          # Survivors complain first, and of nothing but its silence.
+          why='; '.join(lost) or why,
           num_hosts=event.get('n', 0),
           steps_lost=event.get('steps_lost'),
           duration_s=None,
         )
       )
-      why = ''
+      why, lost = '', []
     elif kind == 'first step' and found and found[-1].duration_s is None:
       found[-1] = dataclasses.replace(
         found[-1], duration_s=event.get('since_detected_s')

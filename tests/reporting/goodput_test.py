@@ -72,6 +72,26 @@ def test_a_recovery_tells_why_with_how_many_and_how_long(tmp_path):
   assert recovery.duration_s == 2.5
 
 
+def test_a_lost_host_is_the_reason_whatever_the_survivors_say(tmp_path):
+  lost = {'time': 60.5, 'event': 'host lost', 'agent': 'host1', 'how': 'x'}
+  events = sorted((*_ONE_FAULT, lost), key=lambda event: event['time'])
+  _write(tmp_path, *events)
+  (recovery,) = reporting.goodput(str(tmp_path)).recoveries
+  assert recovery.why == 'host1 was lost: x'
+
+
+def test_a_long_reason_takes_one_line(tmp_path):
+  what = 'UNKNOWN: all-reduce failed\n' * 50
+  events = [
+    {**event, 'what': what} if event['event'] == 'fault' else event
+    for event in _ONE_FAULT
+  ]
+  _write(tmp_path, *events)
+  lines = reporting.goodput(str(tmp_path)).text().splitlines()
+  (line,) = [line for line in lines if 'UNKNOWN' in line]
+  assert len(line) < 160
+
+
 def test_a_job_that_was_started_twice_counts_both_runs(tmp_path):
   for run, begin in ((1.0, 0.0), (2.0, 50.0)):
     _write(
