@@ -1,6 +1,7 @@
-"""Ties between processes that only the operating system can keep."""
+"""What only the operating system knows and does of other processes."""
 
 import ctypes
+import os
 import signal
 
 _PR_SET_PDEATHSIG = 1
@@ -14,3 +15,18 @@ def end_with_parent(number: signal.Signals) -> None:
   libc = ctypes.CDLL(None)
   if hasattr(libc, 'prctl'):
     libc.prctl(_PR_SET_PDEATHSIG, int(number))
+
+
+def is_alive(pid: int) -> bool:
+  """Whether a process of this machine is at work, of whichever user."""
+  try:
+    os.kill(pid, 0)
+  except ProcessLookupError:
+    return False
+  except PermissionError:
+    return True
+  try:  # one that has ended, but that nobody has waited for, is dead
+    with open(f'/proc/{pid}/stat', encoding='utf-8') as file:
+      return file.read().rpartition(')')[2].split()[0] != 'Z'
+  except OSError:
+    return True

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
   from paxlike.reporting._goodput_log import GoodputLog as GoodputLog
   from paxlike.reporting._jsonable import to_jsonable as to_jsonable
   from paxlike.reporting._key_values import KeyValueWriter as KeyValueWriter
+  from paxlike.reporting._key_values import drop_unfinished as drop_unfinished
   from paxlike.reporting._key_values import is_unfinished as is_unfinished
+  from paxlike.reporting._key_values import unfinished_steps as unfinished_steps
   from paxlike.reporting._metrics_log import read_metrics as read_metrics
   from paxlike.reporting._pairs import WriteKeyValuePairs as WriteKeyValuePairs
   from paxlike.reporting._pairs import read_key_values as read_key_values
@@ -35,12 +37,14 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'Status': '_status',
     'SummaryWriter': '_summaries',
     'WriteKeyValuePairs': '_pairs',
+    'drop_unfinished': '_key_values',
     'goodput': '_goodput',
     'is_unfinished': '_key_values',
     'read_key_values': '_pairs',
     'read_metrics': '_metrics_log',
     'read_status': '_status',
     'to_jsonable': '_jsonable',
+    'unfinished_steps': '_key_values',
     'write_status': '_status',
   },
 )

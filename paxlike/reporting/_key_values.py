@@ -20,6 +20,7 @@ from paxlike.core import errors, fs
 from paxlike.reporting import _jsonable, _pairs
 
 _PART = re.compile(r'^batches_(\d+)-(\d+)_part_(\d+)-of-(\d+)\.jsonl$')
+_PARTIAL = re.compile(r'^decoder_out_(\d+)\.partial$')
 _ABOUT = 'about.json'
 
 
@@ -27,6 +28,23 @@ def is_unfinished(job_log_dir: str, input_name: str, step: int) -> bool:
   """Whether a decode of that input at that step was begun but not finished."""
   path = fs.join(job_log_dir, 'decoder_out', input_name, _partial_name(step))
   return fs.for_path(path).exists(path)
+
+
+def unfinished_steps(job_log_dir: str, input_name: str) -> list[int]:
+  """The steps of which a decode of that input was begun but not finished."""
+  path = fs.join(job_log_dir, 'decoder_out', input_name)
+  try:
+    names = fs.for_path(path).list_dir(path)
+  except FileNotFoundError:
+    return []
+  matches = map(_PARTIAL.match, names)
+  return sorted(int(match.group(1)) for match in matches if match)
+
+
+def drop_unfinished(job_log_dir: str, input_name: str, step: int) -> None:
+  """Removes what a decode that was not finished has left; for one process."""
+  path = fs.join(job_log_dir, 'decoder_out', input_name, _partial_name(step))
+  fs.for_path(path).remove_tree(path)
 
 
 def _partial_name(step: int) -> str:

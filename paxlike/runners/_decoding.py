@@ -3,7 +3,7 @@
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,11 @@ from paxlike.runners import _follow, _journal, _restore
 from paxlike.runners import session as sessions
 
 _PREFIX = 'decode_test'
+
+
+def metrics_names(sources: Sequence[inputs.Input]) -> list[str]:
+  """Of the metrics of decoding these inputs."""
+  return [f'{_PREFIX}_{source.name}' for source in sources]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,6 +88,33 @@ class Decoder:
         '  '.join(f'{tag} {m.value:.5g}' for tag, m in one.metrics.items()),
       )
     return DecodeResult(step=eval_vars.step, paths=paths, metrics=found)
+
+  def forget_from(self, step: int) -> None:
+    """Drops what is known of `step` and later, and what is half decoded."""
+    for name in self.journal.names:
+      self.journal.forget_from(name, step)
+    self._drop_partial(lambda partial: partial >= step)
+
+  def forget_gone(self, steps: Sequence[int]) -> None:
+    """Drops what is half decoded of steps that nobody can go on with.
+
+    Args:
+      steps: Those of which there is a checkpoint.
+    """
+    there = frozenset(steps)
+    self._drop_partial(lambda step: step < max(there) and step not in there)
+
+  def _drop_partial(self, is_dropped: Callable[[int], bool]) -> None:
+    job_log_dir = self._session.job_log_dir
+    if not self._session.is_writer:
+      return
+    for name in self._sources:
+      for step in reporting.unfinished_steps(job_log_dir, name):
+        if is_dropped(step):
+          logging.info(
+            'Step %d of %s was decoded in part: dropped.', step, name
+          )
+          reporting.drop_unfinished(job_log_dir, name, step)
 
 
 class _OneDecode:

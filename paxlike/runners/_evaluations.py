@@ -15,6 +15,11 @@ from paxlike.runners import session as sessions
 _PREFIX = 'eval_test'
 
 
+def metrics_names(sources: Sequence[inputs.Input]) -> list[str]:
+  """Of the results of evaluating these inputs."""
+  return [f'{_PREFIX}_{source.name}' for source in sources]
+
+
 class TestSets:
   """Evaluates test inputs, writes `eval_test_<input>`; a context.
 
@@ -144,6 +149,14 @@ class Plan:
   decode: Sequence[inputs.Input] = ()
   decode_params: reporting.DecodeParams | None = None
 
+  @property
+  def metrics_names(self) -> list[str]:
+    """Of the results, some of which other jobs would write as well."""
+    return [
+      *metrics_names(self.test),
+      *_decoding.metrics_names(self.decode),
+    ]
+
 
 class Evaluations:
   """Evaluates and decodes between train steps; use it as a context.
@@ -223,8 +236,7 @@ class Evaluations:
       self._decoder = _decoding.Decoder(
         self._session, self._plan.decode, self._plan.decode_params
       )
-      for name in self._decoder.journal.names:
-        self._decoder.journal.forget_from(name, self._start_step + 1)
+      self._decoder.forget_from(self._start_step + 1)
     journal = self._decoder.journal
     names = [name for name in journal.names if not journal.has(name, step)]
     eval_vars = _restore.EvalVars(step=step, mdl_vars=state.eval_vars)

@@ -35,10 +35,12 @@ class Due:
   Attributes:
     eval_vars: Its variables.
     names: The inputs that it is not done for.
+    steps: All that there were when it was chosen; None if it was asked for.
   """
 
   eval_vars: _restore.EvalVars
   names: tuple[str, ...]
+  steps: tuple[int, ...] | None = None
 
 
 def as_steps(step: int | Sequence[int] | None) -> tuple[int | None, ...]:
@@ -112,10 +114,26 @@ def follow(
       damaged. All that could be worked on has been.
     PreemptedError: This job was asked to stop.
   """
-  with _restore.reader(session, directory or session.checkpoint_dir) as manager:
+  where = directory or session.checkpoint_dir
+  with _opened(session, where, clock) as manager:
     follower = _Follower(session, journal, manager, clock)
     with contextlib.closing(follower):
       yield from follower.run()
+
+
+def _opened(
+  session: sessions.Session, directory: str, clock: clocks.Clock
+) -> checkpoint.CheckpointManager:
+  """A reader; what cannot be read just now is tried again."""
+  for wait_s in _RETRY_S:
+    try:
+      return _restore.reader(session, directory)
+    except (errors.CheckpointError, OSError) as error:
+      logging.warning(
+        '%s cannot be read (%s); again in %g s.', directory, error, wait_s
+      )
+      clock.sleep_s(wait_s)
+  return _restore.reader(session, directory)
 
 
 class _Follower:
@@ -157,7 +175,9 @@ class _Follower:
         if eval_vars is not None:
           saved_s = decision['saved_s']
           eval_vars = dataclasses.replace(eval_vars, saved_s=saved_s)
-          yield Due(eval_vars, tuple(decision['names']))
+          yield Due(
+            eval_vars, tuple(decision['names']), tuple(decision['steps'])
+          )
         del eval_vars  # or two would be in memory
 
   def close(self) -> None:

@@ -37,6 +37,7 @@ class Holder:
     self._duration_s = duration_s
     self._clock = clock
     self._held: dict[int, checkpoint.Lease] = {}
+    self._told: set[int] = set()
 
   def hold(self, due: Sequence[int]) -> None:
     """Holds the first few of these steps and lets go of all others.
@@ -44,13 +45,20 @@ class Holder:
     Args:
       due: Steps to be worked on, the one at work first.
     """
-    for step in self._held.keys() - set(due):
-      self._held.pop(step).release()
+    self.keep(due)
     for step in due[:MAX_HELD]:
       if step in self._held:
         self._held[step].renew()
       else:
         self._take(step)
+    for step in set(due[MAX_HELD:]) - self._told:
+      self._told.add(step)
+      logging.info('Step %d is not held yet: so many are.', step)
+
+  def keep(self, due: Sequence[int]) -> None:
+    """Lets go of all but these steps."""
+    for step in self._held.keys() - set(due):
+      self._held.pop(step).release()
 
   def _take(self, step: int) -> None:
     lease = checkpoint.lease(

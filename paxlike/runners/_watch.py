@@ -19,6 +19,8 @@ _REMOTE_POLL_S = 5.0
 # A directory that cannot be read for so long will not be.
 _MAX_BLIND_S = 30.0
 
+_Due = list[tuple[checkpoint.Record, list[str]]]
+
 
 class Watch:
   """Looks for process 0, so that all processes hear of the same."""
@@ -71,8 +73,8 @@ class Watch:
     """Waits until there is something to do, at most so long.
 
     Returns:
-      {'step', 'saved_s', 'names'} of a checkpoint to work on; or {'end':
-      what is wrong or ''}; or nothing.
+      {'step', 'saved_s', 'names'} of a checkpoint to work on, and all
+      'steps'; or {'end': what is wrong or ''}; or nothing.
 
     Raises:
       CheckpointError: The directory cannot be read, and that for long.
@@ -81,16 +83,16 @@ class Watch:
     while True:
       # Before the steps: one that has ended has saved its last before.
       end = self._trainer.look()
-      has_seen = self._look(is_last=end is not None)
-      due = self._due()
+      due = self._look(is_last=end is not None)
       if due:
         record, names = due[0]
         return {
           'step': record.step,
           'saved_s': record.timestamp_s,
           'names': names,
+          'steps': [r.step for r in self._records],
         }
-      if end is not None and has_seen:
+      if end is not None and due is not None:
         return {'end': end.error or self._final_error()}
       is_asked = bool(self._session.world.stop.requested())
       if is_asked or self._clock.monotonic_s() >= until_s:
@@ -130,18 +132,21 @@ class Watch:
 
     Whoever goes on where this job stopped is to find it.
     """
-    if self._policy == 'all':
-      self._hold()
+    with contextlib.suppress(OSError):
+      self._holder.keep([record.step for record, _ in self._due()])
     self._manager.close()
 
-  def _look(self, *, is_last: bool) -> bool:
-    """Brings the records up to date, with one listing if nothing is new.
+  def _look(self, *, is_last: bool) -> _Due | None:
+    """Finds what is due, with one listing if nothing is new, and holds it.
 
     Returns:
-      Whether they are: not while the directory cannot be read.
+      That, in the order of the work; None if the directory cannot be read.
     """
     try:
       self._refresh(is_last=is_last)
+      due = self._due()
+      if self._policy == 'all':
+        self._holder.hold([record.step for record, _ in due])
     except (errors.CheckpointError, OSError) as error:
       blind_s = self._clock.monotonic_s() - self._seen_s
       if blind_s > _MAX_BLIND_S:
@@ -150,11 +155,9 @@ class Watch:
         ) from error
       logging.warning('%s cannot be read just now: %s', self._directory, error)
       self._names = None
-      return False
+      return None
     self._seen_s = self._clock.monotonic_s()
-    if self._policy == 'all':
-      self._hold()
-    return True
+    return due
 
   def _refresh(self, *, is_last: bool) -> None:
     try:
@@ -167,10 +170,7 @@ class Watch:
     self._manager.steps()
     self._names, self._records = names, self._manager.records()
 
-  def _hold(self) -> None:
-    self._holder.hold([record.step for record, _ in self._due()])
-
-  def _due(self) -> list[tuple[checkpoint.Record, list[str]]]:
+  def _due(self) -> _Due:
     """What is to be worked on, in that order, with the inputs it lacks."""
     records = [r for r in self._records if _id(r) not in self._passed_over]
     if self._policy == 'latest':

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paxlike.core import errors
-from paxlike.runners import _decoding, _follow
+from paxlike.runners import _claims, _decoding, _follow, _mismatch
 from paxlike.runners import session as sessions
 
 
@@ -47,6 +47,7 @@ def decode_once_spmd_model(
   Raises:
     CheckpointNotFoundError: There is no checkpoint to decode with.
     ConfigError: Some value is nonsense.
+    UsageError: Another job writes the same outputs.
     FollowedJobError: The training job failed or vanished; all checkpoints
       that it left are decoded.
   """
@@ -62,7 +63,12 @@ def decode_once_spmd_model(
     )
   found = []
   with contextlib.ExitStack() as stack:
+    session.check_alone()
     progress = stack.enter_context(session.status())
+    stack.enter_context(
+      _mismatch.explained(session, task_p, restore_checkpoint_dir)
+    )
+    _claims.claim(session, _decoding.metrics_names(sources))
     decoder = _decoding.Decoder(session, sources, sessions.built(decode))
     if follow:
       checkpoints = _follow.follow(
@@ -78,6 +84,8 @@ def decode_once_spmd_model(
       )
     for due in stack.enter_context(contextlib.closing(checkpoints)):
       progress.step = due.eval_vars.step
+      if due.steps is not None:
+        decoder.forget_gone(due.steps)
       found.append(decoder.run(due.eval_vars, due.names))
       del due  # or the variables of two steps would be in memory
   return found

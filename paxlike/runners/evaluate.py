@@ -8,7 +8,13 @@ from typing import Any
 
 from paxlike import programs
 from paxlike.core import errors
-from paxlike.runners import _evaluations, _follow, _table
+from paxlike.runners import (
+  _claims,
+  _evaluations,
+  _follow,
+  _mismatch,
+  _table,
+)
 from paxlike.runners import session as sessions
 
 
@@ -56,6 +62,7 @@ def evaluate_spmd_model(
   Raises:
     CheckpointNotFoundError: There is no checkpoint to evaluate.
     ConfigError: Some value is nonsense.
+    UsageError: Another job writes the same results.
     FollowedJobError: The training job failed or vanished; all checkpoints
       that it left are evaluated.
   """
@@ -74,7 +81,12 @@ def evaluate_spmd_model(
     )
   found = []
   with contextlib.ExitStack() as stack:
+    session.check_alone()
     progress = stack.enter_context(session.status())
+    stack.enter_context(
+      _mismatch.explained(session, task_p, restore_checkpoint_dir)
+    )
+    _claims.claim(session, _evaluations.metrics_names(sources))
     stop = functools.partial(_follow.stop_if_asked, session)
     tests = stack.enter_context(
       _evaluations.TestSets(session, sources, on_batch=stop)

@@ -10,6 +10,7 @@ from typing import Any
 from paxlike import checkpoint, inputs, programs, tasks
 from paxlike.core import errors
 from paxlike.runners import (
+  _claims,
   _evaluations,
   _goodput,
   _train_loop,
@@ -104,6 +105,7 @@ def train_and_evaluate_spmd_model(
     session.check_alone()
   with contextlib.ExitStack() as stack:
     progress = stack.enter_context(session.status())
+    _claims.claim(session, plan.metrics_names)
     manager = stack.enter_context(_open_checkpoints(session))
     begin = _train_start.Begin(
       session=session,

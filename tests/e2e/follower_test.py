@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -35,39 +36,52 @@ class Job(threading.Thread):
 
   Attributes:
     status: With which it ended by itself.
-    output: What it printed when it did.
+    outputs: What it printed, at each start.
     num_kills: How often it was killed.
   """
 
-  def __init__(self, *arguments, seed):
+  def __init__(self, *arguments, seed, over_s):
+    """Prepares it.
+
+    Args:
+      arguments: Flags.
+      seed: Of the moments.
+      over_s: The kills are spread over so many seconds.
+    """
     super().__init__(daemon=True)
     self.status = None
-    self.output = ''
+    self.outputs = []
     self.num_kills = 0
     self._arguments = arguments
     self._moments = random.Random(seed)
+    self._each_s = over_s / max(NUM_KILLS, 1)
+
+  @property
+  def output(self):
+    return ''.join(self.outputs)
 
   def run(self):
     for _ in range(NUM_KILLS):
       process = program.start(*self._arguments)
       # From before it has loaded to well in its work.
-      wait_s = self._moments.uniform(1.0, 8.0)
+      wait_s = self._moments.uniform(0.1, 1.9) * self._each_s
       if self._ends(process, wait_s):
         return
       process.send_signal(signal.SIGKILL)
-      process.communicate()
+      self.outputs.append(''.join(process.communicate()))
       self.num_kills += 1
-    self._ends(program.start(*self._arguments), 10 * TRAIN_S + 120.0)
+    process = program.start(*self._arguments)
+    if not self._ends(process, 10 * TRAIN_S + 120.0):
+      process.kill()
+      self.outputs.append('still running: ' + ''.join(process.communicate()))
 
   def _ends(self, process, timeout_s):
     try:
       out, err = process.communicate(timeout=timeout_s)
     except program.subprocess.TimeoutExpired:
-      if self.num_kills == NUM_KILLS:
-        process.kill()
-        self.output = 'still running: ' + ''.join(process.communicate())
       return False
-    self.status, self.output = process.returncode, out + err
+    self.status = process.returncode
+    self.outputs.append(out + err)
     return True
 
 
@@ -75,19 +89,63 @@ def test_followers_take_each_step_once_whoever_is_killed(tmp_path):
   seed = random.randrange(1 << 30)
   print('seed', seed)  # shown by pytest if the test fails
   jobs = {
-    'train': Job(*flags('train', tmp_path), seed=seed),
-    'eval': Job(*flags('eval', tmp_path), seed=seed + 1),
-    'decode': Job(*flags('decode', tmp_path, '--follow'), seed=seed + 2),
+    'train': Job(*flags('train', tmp_path), seed=seed, over_s=TRAIN_S / 2),
+    'eval': Job(*flags('eval', tmp_path), seed=seed + 1, over_s=TRAIN_S),
+    'decode': Job(
+      *flags('decode', tmp_path, '--follow'), seed=seed + 2, over_s=TRAIN_S
+    ),
   }
   for job in jobs.values():
     job.start()
   for job in jobs.values():
     job.join()
   for name, job in jobs.items():
-    assert job.status == 0, f'{name}: {job.output[-4000:]}'
+    assert job.status == 0, f'{name}: {job.outputs[-1][-4000:]}'
+    assert 'Traceback' not in job.output, f'{name}: {job.output[-4000:]}'
   assert sum(job.num_kills for job in jobs.values()) >= NUM_KILLS
+  saved = steps_of(jobs['train'].output, 'saved in')
+  assert len(saved) >= TRAIN_S / 2
   check_evaluations(tmp_path)
   check_decodes(tmp_path)
+  for name, metrics in (
+    ('eval', 'eval_test_test'),
+    ('decode', 'decode_test_rows'),
+  ):
+    lines = reporting.read_metrics(str(tmp_path), metrics)
+    done = {line['step'] for line in lines}
+    check_none_is_missed(name, done, saved, jobs[name])
+
+
+def steps_of(output, event):
+  """Steps of which the log says so."""
+  return {int(n) for n in re.findall(rf'Step (\d+) {event}', output)}
+
+
+def check_none_is_missed(name, done, saved, follower):
+  """What the follower saw, in whichever of its lives, is done.
+
+  Its log is the evidence: of each step that it saw it says whether it got
+  hold of it, or why not.
+  """
+  held = steps_of(follower.output, 'is held')
+  swept = steps_of(follower.output, 'was (?:swept|deleted) before')
+  passed = steps_of(follower.output, 'is not held')
+  assert held - swept <= done <= held <= saved | {0}
+  assert NUM_STEPS in done
+  # What it did not see came and went while it was dead or loading: from the
+  # first to the last that a life saw, it saw all but what a busy machine hid.
+  seen, due = set(), set()
+  for life in follower.outputs:
+    found = steps_of(life, 'is held')
+    seen |= found
+    due |= {s for s in saved if found and min(found) <= s <= max(found)}
+  missed = due - seen - swept - passed
+  print(
+    f'{name}: {len(saved)} saved, {len(held)} held, {len(done)} done, '
+    f'{len(passed - held)} let pass with full hands, {len(swept)} swept at the '
+    f'last moment, {len(missed)} not seen by a follower at work'
+  )
+  assert len(missed) <= len(due) / 4, missed
 
 
 def check_evaluations(job_log_dir):

@@ -94,14 +94,19 @@ def test_a_line_is_a_key_and_a_value(tmp_path):
   assert line == {'key': 'key 6', 'value': {'position': 1, 'row': 1}}
 
 
-@pytest.mark.parametrize('seed', range(6))
+FORMATS = ['jsonl', 'tfrecord', 'array_record', 'parquet']
+
+
+@pytest.mark.parametrize('seed', range(8))
 def test_kills_and_other_process_counts_lose_and_repeat_no_key(tmp_path, seed):
   draw = random.Random(seed)
+  file_format = FORMATS[seed % len(FORMATS)]
   for _ in range(4):
     count = draw.choice([1, 2, 3])
     deaths = [draw.randrange(NUM_BATCHES + 1) for _ in range(count)]
-    decode(tmp_path, count, die_at=deaths)
-  decode(tmp_path, draw.choice([1, 2, 4]))
+    decode(tmp_path, count, die_at=deaths, file_format=file_format)
+  paths = decode(tmp_path, draw.choice([1, 2, 4]), file_format=file_format)
+  assert all(path.endswith(f'.{file_format}') for path in paths)
   assert read(tmp_path) == EXPECTED
   assert not any(name.endswith('.partial') for name in file_names(tmp_path))
 
@@ -142,6 +147,22 @@ def test_a_kill_at_any_write_of_the_disk_is_survived(tmp_path, monkeypatch):
       decode(directory, 1)
     assert read(directory) == EXPECTED
   assert calls[0] < die_at  # The last round was not killed: all were tried.
+
+
+def test_what_was_begun_and_not_finished_is_listed_and_can_be_dropped(
+  tmp_path,
+):
+  decode(tmp_path, 1, die_at=[4])
+  decode(tmp_path, 1, die_at=[4], step=300)
+  decode(tmp_path, 1, step=40)
+  assert reporting.unfinished_steps(str(tmp_path), 'verses') == [20, 300]
+  assert reporting.unfinished_steps(str(tmp_path), 'nothing') == []
+  reporting.drop_unfinished(str(tmp_path), 'verses', 20)
+  assert reporting.unfinished_steps(str(tmp_path), 'verses') == [300]
+  assert file_names(tmp_path) == [
+    'decoder_out_300.partial',
+    'decoder_out_40_shard_0-of-1.jsonl',
+  ]
 
 
 def test_other_settings_start_over(tmp_path):
@@ -231,7 +252,7 @@ def test_an_input_without_batches_has_an_empty_shard(tmp_path):
   assert pathlib.Path(path).read_bytes() == b''
 
 
-@pytest.mark.parametrize('file_format', ['tfrecord', 'array_record', 'parquet'])
+@pytest.mark.parametrize('file_format', FORMATS[1:])
 def test_another_format_holds_the_same(tmp_path, file_format):
   paths = decode(tmp_path, 2, file_format=file_format)
   assert all(path.endswith(f'.{file_format}') for path in paths)

@@ -5,8 +5,8 @@ import glob
 import numpy as np
 import pytest
 
-from paxlike import reporting, tasks
-from paxlike.core import errors, metrics
+from paxlike import checkpoint, reporting, tasks
+from paxlike.core import errors, fs, metrics
 from paxlike.runners import _decoding, _restore, decode, session, train
 from tests.fakes import tiny_task
 from tests.fakes import world as fake_world
@@ -212,6 +212,87 @@ def test_a_follower_goes_on_with_a_decode_that_died(trained):
   task = make_task()
   assert [r.step for r in decode_in(trained, task, follow=True)] == [0, 2, 4]
   assert task.num_processed == 3 * NUM_EXAMPLES - 8
+
+
+def partial(directory):
+  return sorted(
+    path.rpartition('/')[2]
+    for path in glob.glob(f'{directory}/decoder_out/test/*.partial')
+  )
+
+
+def test_what_was_half_decoded_of_a_step_that_vanished_is_dropped(trained):
+  with pytest.raises(RuntimeError):
+    decode_in(trained, make_task(dies_at=9), follow=True)
+  assert partial(trained) == ['decoder_out_0.partial']
+  fs.LOCAL.remove_tree(f'{trained}/checkpoints/checkpoint_00000000')
+  assert [r.step for r in decode_in(trained, follow=True)] == [2, 4]
+  assert partial(trained) == []
+
+
+def test_what_was_half_decoded_of_a_step_that_is_there_is_kept(trained):
+  with pytest.raises(RuntimeError):
+    decode_in(trained, make_task(dies_at=9), restore_checkpoint_step=2)
+  task = make_task()
+  task.train = dataclasses.replace(task.train, follow_policy='latest')
+  assert [r.step for r in decode_in(trained, task, follow=True)] == [4]
+  assert partial(trained) == ['decoder_out_2.partial']
+  task.num_processed = 0
+  decode_in(trained, task, restore_checkpoint_step=2)
+  assert task.num_processed == NUM_EXAMPLES - 8
+  assert partial(trained) == []
+
+
+def test_training_that_goes_back_drops_what_it_had_half_decoded_after(
+  tmp_path,
+):
+  made = make_task()
+  made.train = dataclasses.replace(
+    made.train, decode_interval_steps=3, save_interval_steps=2
+  )
+  made.dies_at = 9
+  knobs = {
+    'decode_input_p': [make_source()],
+    'decode': reporting.DecodeParams(batches_per_commit=1),
+    'checkpoint_p': checkpoint.CheckpointConfig(save_after_error=False),
+  }
+  with pytest.raises(RuntimeError, match='no more'):
+    train.train_and_evaluate_spmd_model(
+      made, tiny_task.make_input(), str(tmp_path), **knobs
+    )
+  assert partial(tmp_path) == ['decoder_out_3.partial']
+  made.dies_at = None
+  made.num_processed = 0
+  train.train_and_evaluate_spmd_model(
+    made, tiny_task.make_input(), str(tmp_path), **knobs
+  )
+  # Step 3 is of another run than before: none of its outputs are taken over.
+  assert made.num_processed == 2 * NUM_EXAMPLES
+  assert partial(tmp_path) == []
+
+
+@pytest.mark.jax_in_threads
+@pytest.mark.parametrize('file_format', ['tfrecord', 'array_record', 'parquet'])
+def test_a_decode_that_died_goes_on_in_any_format(trained, file_format):
+  params = reporting.DecodeParams(batches_per_commit=1, format=file_format)
+  with pytest.raises(RuntimeError):
+    decode_in(trained, make_task(dies_at=9), decode=params)
+
+  def go_on(world):
+    task = make_task()
+    job = session.build('decode', task, str(trained))
+    job = dataclasses.replace(job, world=world)
+    decoder = _decoding.Decoder(job, [make_source()], params)
+    with _restore.reader(job, job.checkpoint_dir) as manager:
+      eval_vars = _restore.restore_step(job, manager, None)
+    decoder.run(eval_vars, ['test'])
+    return task.num_processed
+
+  assert sum(fake_world.run(2, go_on, join_timeout_s=60.0)) == NUM_EXAMPLES - 8
+  shards = glob.glob(f'{trained}/decoder_out/test/*')
+  assert len(shards) == 2
+  assert all(path.endswith(file_format) for path in shards)
+  assert [key for key, _ in read(trained)] == KEYS
 
 
 def test_two_decodes_into_one_directory_leave_each_other_alone(trained):

@@ -1,11 +1,28 @@
 import io
 
+import fiddle as fdl
+import jax
 import numpy as np
 import pytest
 
-from paxlike import inputs, programs, reporting
+from paxlike import (
+  experiment,
+  inputs,
+  models,
+  parallel,
+  programs,
+  reporting,
+  tasks,
+)
 from paxlike.core import errors, metrics
-from paxlike.runners import _restore, _table, evaluate, session, train
+from paxlike.runners import (
+  _restore,
+  _table,
+  decode,
+  evaluate,
+  session,
+  train,
+)
 from tests.fakes import tiny_task
 
 
@@ -72,6 +89,128 @@ def test_the_eval_job_gives_the_bits_of_the_evaluation_in_training(tmp_path):
     bare(line) for line in in_training
   ]
   assert len(in_training) == 2
+
+
+def classification():
+  rng = np.random.default_rng(5)
+  source = inputs.ArraysInput(
+    name='test',
+    batch_size=4,
+    arrays={
+      'inputs': rng.normal(size=(19, 4)).astype(np.float32),
+      'labels': rng.integers(3, size=19).astype(np.int32),
+    },
+  )
+  template = fdl.Partial(
+    models.MlpClassifier, input_shape=(4,), num_classes=3, hidden_dims=(5,)
+  )
+  return tasks.ClassificationTask, template, source
+
+
+def language():
+  ids = np.random.default_rng(6).integers(8, size=(11, 6))
+  paddings = np.zeros((11, 6), np.float32)
+  paddings[::2, 4:] = 1.0
+  source = inputs.ArraysInput(
+    name='test',
+    batch_size=4,
+    arrays={'ids': ids, 'targets': ids[:, ::-1], 'paddings': paddings},
+  )
+  template = fdl.Partial(
+    models.TransformerLm,
+    vocab_size=8,
+    model_dim=8,
+    num_layers=1,
+    num_heads=2,
+  )
+  return tasks.LanguageModelTask, template, source
+
+
+@pytest.mark.parametrize(
+  ('make', 'names'),
+  [
+    (classification, {'accuracy', 'f1_macro', 'auc', 'calibration_error'}),
+    (language, {'perplexity', 'accuracy'}),
+  ],
+)
+def test_what_is_no_mean_has_the_same_bits_in_training_and_in_the_eval_job(
+  tmp_path, make, names
+):
+  kind, template, source = make()
+  task = kind(
+    model=fdl.build(template),
+    learner=tasks.Learner(
+      schedule=tasks.Constant(value=0.1), optimizer=tasks.sgd
+    ),
+    train=tasks.TrainParams(
+      num_train_steps=2, eval_interval_steps=1, save_interval_steps=1
+    ),
+  )
+  train.train_and_evaluate_spmd_model(
+    task,
+    type(source)(
+      name='train', batch_size=8, is_training=True, arrays=source.arrays
+    ),
+    str(tmp_path),
+    eval_input_p=[source],
+    eval_on_test=True,
+  )
+  in_training = lines(tmp_path)
+  evaluate_in(
+    tmp_path / 'job',
+    task,
+    [source],
+    restore_checkpoint_dir=str(tmp_path / 'checkpoints'),
+    restore_checkpoint_step=[1, 2],
+  )
+  assert [bare(line) for line in lines(tmp_path / 'job')] == [
+    bare(line) for line in in_training
+  ]
+  assert [line['step'] for line in in_training] == [1, 2]
+  assert names <= in_training[0].keys()
+  assert in_training[0] != in_training[1]
+
+
+@pytest.mark.parametrize('batch_size', [1, 6])
+def test_an_eval_batch_unlike_the_train_batch_drops_no_example(
+  tmp_path, batch_size
+):
+  mesh = parallel.make_mesh(parallel.MeshConfig(), jax.devices()[:4])
+  train.train_and_evaluate_spmd_model(
+    make_task(num_train_steps=2, eval_interval_steps=2),
+    tiny_task.make_input(batch_size=8),
+    str(tmp_path),
+    mesh_p=mesh,
+    eval_input_p=[make_source(10, batch_size=batch_size)],
+    eval_on_test=True,
+  )
+  assert [line['num_examples'] for line in lines(tmp_path)] == [10]
+
+
+def test_a_model_unlike_the_one_that_was_trained_names_what_was_changed(
+  tmp_path,
+):
+  before, now = (
+    experiment.resolve(
+      experiment.get('DigitsMlp'),
+      ['NUM_TRAIN_STEPS=1', f'HIDDEN_DIMS=({width},)', *more],
+    )
+    for width, more in ((16, ()), (24, ('task_p.train.save_max_to_keep=9',)))
+  )
+  experiment.write_record(str(tmp_path), 'train', before)
+  train.train_and_evaluate_spmd_model(
+    before.task_p, before.train_input_p, str(tmp_path)
+  )
+  for follow in (False, True):
+    with pytest.raises(errors.RestoreMismatchError) as caught:
+      evaluate_in(tmp_path, now.task_p, now.eval_input_p, follow=follow)
+    text = str(caught.value)
+    assert 'task_p.model.hidden_dims: (16,) -> (24,)' in text
+    assert 'config/train.json' in text
+    assert 'save_max_to_keep' not in text
+    assert 'hidden' in text.partition('task_p')[0]
+  with pytest.raises(errors.RestoreMismatchError, match=r'hidden_dims: \(16'):
+    decode.decode_once_spmd_model(now.task_p, now.decode_input_p, str(tmp_path))
 
 
 def test_only_the_averaged_parameters_are_read(tmp_path):

@@ -1,5 +1,6 @@
 import contextlib
 import dataclasses
+import errno
 import glob
 import os
 import time
@@ -18,7 +19,7 @@ from paxlike.runners import (
   session,
   train,
 )
-from tests.fakes import tiny_task
+from tests.fakes import faulty_fs, tiny_task
 from tests.fakes import world as fake_world
 
 # What four steps of training leave: the state before the first one too.
@@ -225,6 +226,64 @@ def test_a_read_that_fails_once_is_tried_again(tmp_path, monkeypatch):
   assert not failures
 
 
+@pytest.mark.parametrize(
+  ('method', 'name'),
+  [
+    ('list_dir', 'checkpoints'),
+    ('read_bytes', 'checkpoints.pb'),
+    ('read_bytes', 'train.json'),
+    ('read_bytes', 'MANIFEST'),
+    ('exists', 'MANIFEST'),
+    ('open_read', '.data'),
+    ('read_bytes', '.index'),
+    ('read_into', '.data'),
+  ],
+)
+def test_an_input_error_of_the_disk_that_passes_is_survived(
+  tmp_path, monkeypatch, method, name
+):
+  train_in(tmp_path)
+  hits = []
+
+  def picks(number, call):
+    if call.method != method or not call.path.endswith(name):
+      return False
+    hits.append(number)
+    # The first one and a later one.
+    return len(hits) in (1, 4)
+
+  faulty = faulty_fs.FaultyFileSystem(
+    faulty_fs.FailWhen(picks, lambda: OSError(errno.EIO, 'Input/output error'))
+  )
+  monkeypatch.setattr(fs, 'for_path', lambda path: faulty)
+  assert follow(tmp_path) == STEPS
+  assert hits
+
+
+def test_a_disk_that_cannot_be_read_for_long_ends_the_job(
+  tmp_path, monkeypatch
+):
+  train_in(tmp_path)
+  directory = str(tmp_path / 'checkpoints')
+  is_broken = []
+
+  def picks(number, call):
+    return bool(is_broken) and call.path == directory
+
+  faulty = faulty_fs.FaultyFileSystem(
+    faulty_fs.FailWhen(picks, lambda: OSError(errno.EIO, 'Input/output error'))
+  )
+  monkeypatch.setattr(fs, 'for_path', lambda path: faulty)
+  clock = ScriptedClock()
+  follower = take(tmp_path, clock=clock)
+  for _ in STEPS:
+    next(follower)
+  is_broken.append(True)
+  with pytest.raises(errors.CheckpointError, match='cannot be read for 3'):
+    next(follower)
+  assert clock.slept_s < 40.0
+
+
 def test_a_read_that_always_fails_ends_the_job_and_is_not_marked(
   tmp_path, monkeypatch
 ):
@@ -414,11 +473,11 @@ def test_the_policy_latest_holds_nothing_back_while_it_works(tmp_path):
     assert not leases(tmp_path, step)
 
 
-def take(directory, **knobs):
+def take(directory, clock=None, **knobs):
   """Steps and variables of a whole following."""
   job = session.build('eval', make_task(**knobs), str(directory))
   journal = _journal.Journal(str(directory), 'eval_test', ['test'])
-  follower = _follow.follow(job, journal, clock=ScriptedClock())
+  follower = _follow.follow(job, journal, clock=clock or ScriptedClock())
   with contextlib.closing(follower):
     for due in follower:
       yield due.eval_vars.step, due.eval_vars.mdl_vars

@@ -1,0 +1,72 @@
+"""Tells why a checkpoint does not fit: what of the config is another one.
+
+What a job trained with is written in config/train.json beside its checkpoints.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import fiddle as fdl
+
+from paxlike import config
+from paxlike.core import errors, fs
+from paxlike.runners import session as sessions
+
+_MAX_LINES = 10
+# Where training itself goes on, which changes no shape.
+_TRAIN = 'task_p.train'
+
+
+@contextlib.contextmanager
+def explained(
+  session: sessions.Session, task_p: Any, directory: str | None
+) -> Iterator[None]:
+  """Adds to a mismatch what differs from the config of the training job.
+
+  Args:
+    session: The job.
+    task_p: Config of its task; a task that is built tells nothing.
+    directory: Directory of checkpoints; None: the job's own.
+  """
+  try:
+    yield
+  except errors.RestoreMismatchError as error:
+    where = directory or session.checkpoint_dir
+    path = fs.join(fs.parent_dir(where), 'config', 'train.json')
+    lines = _changes(task_p, path)
+    if not lines:
+      raise
+    more = len(lines) - _MAX_LINES
+    shown = lines[:_MAX_LINES] + ([f'and {more} more'] if more > 0 else [])
+    text = ''.join(f'\n  {line}' for line in shown)
+    raise errors.RestoreMismatchError(
+      f'{error}\nThe config is not the one that was trained with, {path}:{text}'
+    ) from error
+
+
+def _changes(task_p: Any, path: str) -> list[str]:
+  """Lines 'path: before -> now' for what differs in the task."""
+  if not isinstance(task_p, fdl.Buildable):
+    return []
+  try:
+    record = fs.for_path(path).read_bytes(path).decode()
+    before = _values(config.dump.from_json(record).get('task_p'))
+  except (OSError, ValueError, errors.PaxlikeError):
+    return []
+  now = _values(task_p)
+  return [
+    f'{name}: {before.get(name, "absent")} -> {now.get(name, "absent")}'
+    for name in dict.fromkeys([*before, *now])
+    if before.get(name) != now.get(name) and not name.startswith(_TRAIN)
+  ]
+
+
+def _values(task_p: Any) -> dict[str, str]:
+  """The values of a config by their path, defaults included."""
+  found = {}
+  for line in config.dump.to_text({'task_p': task_p}).splitlines():
+    name, _, value = line.partition(' = ')
+    found[name] = re.sub(r'  # \w+$', '', value)
+  return found
