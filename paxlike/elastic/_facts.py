@@ -193,6 +193,13 @@ class Plan:
   sources: tuple[Source, ...] = ()
 
   @property
+  def restored(self) -> tuple[int, int] | None:
+    """Step and generation of the snapshot; None without one."""
+    if not self.sources:
+      return None
+    return self.sources[0].piece.step, self.sources[0].piece.generation
+
+  @property
   def restored_step(self) -> int:
     """Completed steps of the snapshot; -1 without one."""
     return max((source.piece.step for source in self.sources), default=-1)

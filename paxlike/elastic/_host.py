@@ -283,7 +283,7 @@ class Host:
     rank = plan.members.index(self._options.name)
     if rank < len(plan.buddies) and plan.buddies[rank]:
       self._pusher.push(plan.buddies[rank], self._memory, plan.generation, rank)
-    self._memory.prune(plan.generation)
+    self._memory.prune(plan.generation, plan.restored)
     self.scan()
     self._tell()
     if rank == 0:

@@ -314,7 +314,9 @@ class Membership:
       if agent is not None and agent.is_leaving:
         return _facts.Wish.DRAIN, f'host {name} was asked to go'
     spare = [a for a in self._candidates(now_s) if a.name not in plan.members]
-    if self._most_hosts(len(plan.members) + len(spare)) > len(plan.members):
+    most = self._most_hosts(len(plan.members) + len(spare))
+    # All begin anew: the pause is short only if all are warm.
+    if most > len(plan.members) and self._presence.are_warm(plan.members):
       names = ', '.join(agent.name for agent in spare)
       return _facts.Wish.DRAIN, f'host {names} joins'
     return _facts.Wish.RUN, ''

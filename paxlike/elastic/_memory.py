@@ -36,6 +36,7 @@ _KEPT = 2
 _OWN = ('own', 'own_disk')
 _HELD = ('held', 'held_disk')
 PLACES = (*_OWN, *_HELD)
+Mark = tuple[int, int]  # step and generation of a snapshot
 
 
 class Memory:
@@ -122,14 +123,9 @@ class Memory:
     """The directory of a whole piece, by the name of the piece."""
     return find(self.root, name)
 
-  def prune(self, generation: int) -> None:
-    """Removes what is too old to be restored.
-
-    Args:
-      generation: The current one; snapshots of earlier ones are kept until it
-        has two of its own.
-    """
-    for path in superfluous(self.pieces(), generation):
+  def prune(self, generation: int, restored: Mark | None) -> None:
+    """Removes what nobody will restore; see `superfluous`."""
+    for path in superfluous(self.pieces(), generation, restored):
       remove(path)
 
   def completed_steps(self) -> int:
@@ -166,28 +162,43 @@ class StepCell:
 
 
 def superfluous(
-  pieces: Iterable[tuple[_facts.Piece, str]], generation: int
+  pieces: Iterable[tuple[_facts.Piece, str]],
+  generation: int,
+  restored: Mark | None,
 ) -> list[str]:
   """Directories of pieces that nobody will restore.
 
   Of the current generation the worker itself overwrites its oldest; a buddy's
-  are kept to two here. Those of earlier generations go once there are two of
-  the current one.
+  are kept to two here. Of those before it stays, until there are two of the
+  current one, what it has gone on from and the one older than that, should it
+  be damaged: however fast generations follow each other, no more adds up.
+
+  Args:
+    pieces: All there are, the oldest first.
+    generation: The current one.
+    restored: Step and generation of what it went on from; None: a checkpoint,
+      as no snapshot was whole.
   """
   current: dict[tuple[bool, int], list[str]] = {}
-  earlier: list[str] = []
+  earlier: dict[Mark, list[str]] = {}
   for piece, path in pieces:
     if piece.generation == generation:
       key = (_is_own(path), piece.process)
       current.setdefault(key, []).append(path)
     elif piece.generation < generation:
-      earlier.append(path)
+      mark = (piece.step, piece.generation)
+      earlier.setdefault(mark, []).append(path)
   gone = []
   for (is_own, _), paths in current.items():
     if not is_own:
       gone += paths[:-_KEPT]
   num_whole = min((len(paths) for paths in current.values()), default=0)
-  return gone + (earlier if num_whole >= _KEPT else [])
+  kept: list[Mark] = []
+  if num_whole < _KEPT and restored is not None:
+    kept = sorted(mark for mark in earlier if mark <= restored)[-_KEPT:]
+  for mark, paths in earlier.items():
+    gone += [] if mark in kept else paths
+  return gone
 
 
 def _is_own(path: str) -> bool:

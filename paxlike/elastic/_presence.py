@@ -1,7 +1,7 @@
 """Which hosts are there, and for how long one that keeps dying is kept out."""
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 from paxlike.elastic import _facts
 
@@ -77,6 +77,11 @@ class Presence:
       and name not in self._closed_s
       and (agent.worker is None or agent.worker.end is not None)
     ]
+
+  def are_warm(self, names: Iterable[str]) -> bool:
+    """Whether all have a standby, as far as they can have one."""
+    agents = [self.agents[name] for name in names if name in self.agents]
+    return all(agent.is_ready or agent.is_broken for agent in agents)
 
   def may_come(self, without: Collection[str]) -> set[str]:
     """Names of all others that may be ready before long."""

@@ -130,6 +130,24 @@ def test_a_host_that_joins_stops_the_others_together_first():
   assert hosts.told('fault') == []
 
 
+def test_nobody_stops_for_a_host_that_joins_before_all_are_warm():
+  hosts = fakes.Hosts('a', 'b', max_hosts=3, start_wait_s=0.0)
+  hosts.start()
+  hosts.change('b', is_ready=False)
+  hosts.join('c')
+  assert hosts.run(5.0).wish is _facts.Wish.RUN
+  hosts.change('b', is_ready=True)
+  assert hosts.run().wish is _facts.Wish.DRAIN
+
+
+def test_a_host_that_joins_does_not_wait_for_standbys_that_cannot_start():
+  hosts = fakes.Hosts('a', 'b', max_hosts=3, start_wait_s=0.0)
+  hosts.start()
+  hosts.change('b', is_ready=False, is_broken=True)
+  hosts.join('c')
+  assert hosts.run().wish is _facts.Wish.DRAIN
+
+
 def test_a_host_that_is_back_too_late_stops_nobody_and_joins_like_a_new_one():
   hosts = fakes.Hosts('a', 'b', 'c')
   hosts.start()

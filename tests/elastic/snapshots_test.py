@@ -313,11 +313,34 @@ def test_earlier_generations_stay_until_there_are_two_snapshots_of_this(
     old.take(_state(mesh), step, items={})
   new = _taker(memory, generation=2)
   new.take(_state(mesh), 30, items={})
-  memory.prune(2)
+  memory.prune(2, (20, 1))
   assert [p.step for p, _ in memory.pieces()] == [10, 20, 30]
   new.take(_state(mesh), 40, items={})
-  memory.prune(2)
+  memory.prune(2, (20, 1))
   assert [p.step for p, _ in memory.pieces()] == [30, 40]
+
+
+def test_memory_does_not_grow_with_generations_that_die_young(memory):
+  mesh = _mesh(1)
+  restored, counts = None, []
+  for generation in range(1, 12):
+    taker = _taker(memory, generation=generation)
+    taker.take(_state(mesh), 10 * generation, items={})
+    memory.prune(generation, restored)
+    restored = (10 * generation, generation)
+    counts.append(len(memory.pieces()))
+  assert counts == [1, 2, *[3] * 9]
+  assert [p.step for p, _ in memory.pieces()] == [90, 100, 110]
+
+
+def test_what_was_newer_than_what_is_gone_on_from_is_of_no_use(memory):
+  mesh = _mesh(1)
+  old = _taker(memory, generation=1)
+  for step in (10, 20, 30):
+    old.take(_state(mesh), step, items={})
+  _taker(memory, generation=2).take(_state(mesh), 25, items={})
+  memory.prune(2, (20, 1))
+  assert [p.step for p, _ in memory.pieces()] == [10, 20, 25]
 
 
 def test_memory_of_dead_jobs_is_swept_and_of_living_ones_is_not(tmp_path):
