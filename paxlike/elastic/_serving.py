@@ -26,7 +26,6 @@ class Heard(NamedTuple):
 
 
 Inbox = queue.SimpleQueue[Any]
-_LOOK_EVERY_S = 0.01
 
 
 def listen(
@@ -126,20 +125,3 @@ def start_reading(inbox: Inbox, connection: _messages.Connection) -> None:
     name='elastic-reader',
     daemon=True,
   ).start()
-
-
-def wait_for_listener(address: str, *, timeout_s: float) -> None:
-  """Waits until somebody listens at HOST:PORT; gives up without an error.
-
-  Who calls a coordinator before it listens is made to wait a whole second by
-  the library that calls, and all others wait for it.
-  """
-  deadline_s = time.monotonic() + timeout_s
-  where = _messages.split_address(address)
-  while time.monotonic() < deadline_s:
-    try:
-      socket.create_connection(where, timeout=timeout_s).close()
-    except OSError:
-      time.sleep(_LOOK_EVERY_S)
-    else:
-      return

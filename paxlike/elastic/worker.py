@@ -20,14 +20,7 @@ from absl import logging
 
 from paxlike import checkpoint, sync
 from paxlike.core import errors, processes
-from paxlike.elastic import (
-  _facts,
-  _memory,
-  _messages,
-  _serving,
-  _transfer,
-  snapshots,
-)
+from paxlike.elastic import _facts, _memory, _messages, _transfer, snapshots
 
 VARIABLE = 'PAXLIKE_AGENT'
 SECRET_VARIABLE = 'PAXLIKE_SECRET'  # noqa: S105 - the variable's name
@@ -381,8 +374,6 @@ def attached() -> Iterator[Worker]:
     name='elastic-listen',
     daemon=True,
   ).start()
-  if _worker.rank > 0:
-    _serving.wait_for_listener(_worker.plan.coordinator, timeout_s=_JOIN_S)
   try:
     yield _worker
   except BaseException as error:

@@ -4,6 +4,8 @@ The client (key-value store, barriers) has no public name in JAX; everything
 else of the package goes through `CoordinationStore`.
 """
 
+import socket
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +13,8 @@ import jax
 from jax._src import clusters, compilation_cache, compiler, distributed
 
 from paxlike.sync import _store as store_lib
+
+_LOOK_EVERY_S = 0.01
 
 
 def connect(
@@ -31,6 +35,8 @@ def connect(
   # Without this a dead peer is an abort on every process, with it an error
   # that can be told; ends do not wait five minutes for the dead.
   jax.config.update('jax_enable_recoverability', True)
+  if process_id != 0:
+    wait_for_listener(address, timeout_s=timeout_s)
   jax.distributed.initialize(
     address,
     num_processes,
@@ -43,6 +49,24 @@ def connect(
   if process_id != 0:
     _keep_compiled_programs()
   return CoordinationStore(distributed.global_state.client)
+
+
+def wait_for_listener(address: str, *, timeout_s: float) -> None:
+  """Waits until somebody listens at HOST:PORT; gives up without an error.
+
+  JAX's client that calls before process 0 listens tries again only a second
+  later, and all others wait for it.
+  """
+  host, _, port = address.rpartition(':')
+  deadline_s = time.monotonic() + timeout_s
+  while time.monotonic() < deadline_s:
+    try:
+      where = (host.strip('[]'), int(port))
+      socket.create_connection(where, timeout=timeout_s).close()
+    except OSError:
+      time.sleep(_LOOK_EVERY_S)
+    else:
+      return
 
 
 def _keep_compiled_programs() -> None:

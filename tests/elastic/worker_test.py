@@ -3,18 +3,16 @@
 import dataclasses
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
-import time
 
 import jax.numpy as jnp
 import pytest
 
 from paxlike import sync
 from paxlike.core import errors
-from paxlike.elastic import _facts, _memory, _serving, snapshots, worker
+from paxlike.elastic import _facts, _memory, snapshots, worker
 from tests.chaos import harness
 from tests.elastic import ends
 
@@ -205,32 +203,6 @@ def test_an_illegal_number_of_hosts_is_told_with_the_legal_ones(
     made.check_hosts((2, 4))
   made.tell_end(caught.value)
   assert _next(agent, 'end')['legal_hosts'] == [2, 4]
-
-
-def test_the_coordinator_is_called_only_once_it_listens():
-  with socket.socket() as sock:
-    sock.bind(('127.0.0.1', 0))
-    address = f'127.0.0.1:{sock.getsockname()[1]}'
-    waiting = threading.Thread(
-      target=_serving.wait_for_listener,
-      args=(address,),
-      kwargs={'timeout_s': 30.0},
-    )
-    waiting.start()
-    waiting.join(0.2)
-    assert waiting.is_alive()
-    sock.listen()
-    waiting.join(5.0)
-    assert not waiting.is_alive()
-
-
-def test_a_coordinator_that_never_listens_is_not_waited_for_for_ever():
-  with socket.socket() as sock:
-    sock.bind(('127.0.0.1', 0))
-    address = f'127.0.0.1:{sock.getsockname()[1]}'
-    begun_s = time.monotonic()
-    _serving.wait_for_listener(address, timeout_s=0.1)
-    assert 0.1 <= time.monotonic() - begun_s < 5.0
 
 
 # --- what is loaded
