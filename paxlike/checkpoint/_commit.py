@@ -8,6 +8,8 @@ leaves the old steps or the old steps and the new one. Which steps to keep is
 
 The protocol, three meetings whatever the number of processes:
 
+The first save of a manager begins with one more: all have called it.
+
 1. begin: process 0 makes the directory and tells its name and the attempt id.
 2. Each process writes its files durably. gather: their names, sizes and sums,
    or the error of the one that failed.
@@ -23,6 +25,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 from absl import logging
 
 from paxlike import sync
@@ -123,6 +126,40 @@ def encode_item(name: str, value: Any) -> tuple[str, bytes]:
 def decode_item(encoding: str, payload: bytes) -> Any:
   """What `encode_item` was given."""
   return json.loads(payload) if encoding == 'json' else payload
+
+
+def announce(
+  place: Place, name: str, state: Any, *, step: int, meets: bool
+) -> None:
+  """Says that this process calls a save, which every process must call.
+
+  Args:
+    place: Where.
+    name: Of the save's meetings.
+    state: What is saved.
+    step: Its step.
+    meets: Whether to wait until all have called it. A program that saves on
+      one process alone would go on, and be found out only at its end: here it
+      stands, and is told within seconds. Once is enough, for it is the program
+      that has the call right or wrong.
+
+  Raises:
+    SaveError: Some process does not come; it is named, and where it is.
+  """
+  if place.world.process_count == 1:
+    return
+  # From now on, who waits for a device waits for one that waits here.
+  with contextlib.suppress(RuntimeError):  # what is wrong, saving it will say
+    jax.block_until_ready(state)
+  place.world.announce(name)
+  if not meets:
+    return
+  try:
+    place.world.barrier(f'{name}/called', timeout_s=place.config.timeout_s)
+  except errors.SyncError as e:
+    raise errors.SaveError(
+      f'Step {step} was not saved in {place.directory}: {e}'
+    ) from e
 
 
 class Commit:

@@ -84,6 +84,7 @@ class CheckpointManager:
     self._in_flight_step = -1
     self._preparing: concurrent.futures.Future[None] | None = None
     self._num_calls = 0
+    self._has_met = False
     self._is_closed = False
     self._records = self._open()
     self._last_save_s = self._since_last_record()
@@ -252,6 +253,11 @@ class CheckpointManager:
       name: _commit.encode_item(name, value)
       for name, value in (items or {}).items()
     }
+    name = self._name(f'save/{step}')
+    _commit.announce(
+      self._place, name, state, step=step, meets=not self._has_met
+    )
+    self._has_met = True
     apart = _state.take_apart(state)
     staged, layouts = _stores.stage(
       self._kind,
@@ -263,7 +269,7 @@ class CheckpointManager:
     )
     job = _commit.Job(
       step=step,
-      name=self._name(f'save/{step}'),
+      name=name,
       staged=staged,
       state=_state.State(apart.tree, apart.arrays, ()),
       layouts=layouts,

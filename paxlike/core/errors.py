@@ -123,11 +123,24 @@ class BarrierMismatchError(SyncError):
 
 
 class DivergenceError(SyncError):
-  """Processes of one job were started with different configs or code."""
+  """Processes of one job were started with different configs or code.
+
+  Wrong use: started again in the same way, they differ again.
+  """
+
+  exit_status = EXIT_USAGE
 
 
 class PeerFailedError(SyncError):
-  """Another process of the job failed; the message names it and its error."""
+  """Another process of the job failed; the message names it and its error.
+
+  Attributes:
+    process_index: Which process, -1 where it is not known.
+  """
+
+  def __init__(self, message: str, *, process_index: int = -1):
+    super().__init__(message)
+    self.process_index = process_index
 
 
 class StuckError(SyncError):

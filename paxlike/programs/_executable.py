@@ -36,6 +36,7 @@ class Executable:
 
   def __call__(self, *args: Any) -> Any:
     """Runs the function on every process of the job."""
+    sync.world().progress.tick()
     # JAX finds the place of a NaN inside of jit only.
     if jax.config.jax_debug_nans:  # pyright: ignore[reportAttributeAccessIssue]
       # Outside of jit, the function is to meet no NumPy array.

@@ -98,11 +98,18 @@ class Session:
     # The first write is also the test whether the directory can be written
     # to, before anything is compiled.
     self.write_status('running', progress.step)
+    beat = _Beat(lambda: self.write_status('running', progress.step))
+
+    def end(error: BaseException) -> None:
+      beat.stop()
+      self._write_end(error, progress.step, before)
+
     try:
-      with _beating(lambda: self.write_status('running', progress.step)):
+      with sync.last_words(end), beat:
         yield progress
     except BaseException as error:
-      self._write_end(error, progress.step, before)
+      if not self.goes_on_after(error):  # which is not to be held up
+        self._write_end(self.world.explain(error), progress.step, before)
       raise
     self.write_status('done', progress.step, progress.reason)
 
@@ -144,6 +151,16 @@ class Session:
   ) -> None:
     if self.goes_on_after(error):
       return
+    if self._must_write_for(error):
+      with contextlib.suppress(OSError, errors.ReportingError):
+        reporting.write_status(
+          self.job_log_dir,
+          self.mode,
+          state='failed',
+          step=step,
+          reason=f'{type(error).__name__}: {error}',
+        )
+      return
     status = getattr(error, 'exit_status', errors.EXIT_FAILED)
     if status == errors.EXIT_USAGE and before is not None:
       # Wrong use changes nothing: the run is where it was.
@@ -154,6 +171,17 @@ class Session:
       return
     with contextlib.suppress(OSError):  # a full disk: the cause counts
       self.write_status('failed', step, f'{type(error).__name__}: {error}')
+
+  def _must_write_for(self, error: BaseException) -> bool:
+    """Whether process 0, whose it is to tell the end, was lost before it."""
+    if (
+      self.world.process_index != 1
+      or not isinstance(error, errors.PeerFailedError)
+      or error.process_index != 0
+    ):
+      return False
+    last = reporting.read_status(self.job_log_dir, self.mode)
+    return last is not None and last.state == 'running'
 
 
 def _is_alive(pid: int) -> bool:
@@ -170,23 +198,35 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-@contextlib.contextmanager
-def _beating(beat: Callable[[], None]) -> Iterator[None]:
+class _Beat:
   """Calls `beat` every few seconds, so that followers see a job alive."""
-  over = threading.Event()
 
-  def run() -> None:
-    while not over.wait(STATUS_INTERVAL_S):
-      with contextlib.suppress(OSError):  # the next save will complain
-        beat()
+  def __init__(self, beat: Callable[[], None]):
+    self._beat = beat
+    self._lock = threading.Lock()
+    self._over = threading.Event()
+    self._thread = threading.Thread(
+      target=self._run, name='status', daemon=True
+    )
 
-  thread = threading.Thread(target=run, name='status', daemon=True)
-  thread.start()
-  try:
-    yield
-  finally:
-    over.set()
-    thread.join()
+  def __enter__(self) -> None:
+    self._thread.start()
+
+  def __exit__(self, *unused: object) -> None:
+    self.stop()
+    self._thread.join()
+
+  def stop(self) -> None:
+    """When it returns, nothing is written any more."""
+    self._over.set()
+    with self._lock:
+      pass
+
+  def _run(self) -> None:
+    while not self._over.wait(STATUS_INTERVAL_S):
+      with self._lock, contextlib.suppress(OSError):  # a save will complain
+        if not self._over.is_set():
+          self._beat()
 
 
 @dataclasses.dataclass

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
   from paxlike.sync._agree import agree as agree
   from paxlike.sync._agree import check_same as check_same
   from paxlike.sync._bootstrap import bootstrap as bootstrap
+  from paxlike.sync._ending import last_words as last_words
   from paxlike.sync._guard import (
     assert_main_thread_only as assert_main_thread_only,
   )
@@ -38,6 +39,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'assert_main_thread_only': '_guard',
     'bootstrap': '_bootstrap',
     'check_same': '_agree',
+    'last_words': '_ending',
     'set_world': '_world',
     'sync_global_devices': '_world',
     'world': '_world',

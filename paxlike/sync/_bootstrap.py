@@ -13,7 +13,6 @@ from paxlike.sync import (
   _ending,
   _lifeline,
   _signals,
-  _store,
   _store_world,
   _world,
 )
@@ -140,7 +139,7 @@ def _join(
     process_index=cluster.process_id,
     process_count=cluster.num_processes,
     default_timeout_s=barrier_timeout_s,
-    on_failure=lambda failure: reaper.arm(str(failure)),
+    on_failure=lambda failure: reaper.arm(failure.error()),
   )
   lifeline.watch(
     lambda index, what: _on_lost(world, index, what),
@@ -157,6 +156,7 @@ def _join(
   return _Member(
     world=world,
     lifeline=lifeline,
+    main_is_out=reaper.main_is_out,
     disconnect=_kv.disconnect,
     allow_aborts=_ending.delay_aborts(),
   )
@@ -186,6 +186,7 @@ class _Member:
 
   world: _store_world.StoreWorld
   lifeline: _lifeline.Hub | _lifeline.Spoke
+  main_is_out: Callable[[], None]
   disconnect: Callable[[], None]
   allow_aborts: Callable[[], None]
 
@@ -207,15 +208,9 @@ class _Member:
 
   def leave_failed(self, error: BaseException) -> BaseException:
     """Tells the others; returns the error to end with, naming the culprit."""
+    self.main_is_out()
+    error = self.world.explain(error)
     self.world.report_failure(error)
-    failure = self.world.failure
-    is_peers = (
-      failure is not None and failure.process_index != self.world.process_index
-    )
-    # Beside a failed peer these are but the collective or the service that
-    # broke with it.
-    if is_peers and isinstance(error, RuntimeError | _store.StoreLostError):
-      error = errors.PeerFailedError(str(failure))
     _ending.end_at_exit(getattr(error, 'exit_status', errors.EXIT_FAILED))
     if self.world.process_index == 0:
       # The others learn of the failure through the service that ends with us.

@@ -10,6 +10,7 @@ import re
 import socket
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from importlib import util
 
 from paxlike.core import errors
 
@@ -100,19 +101,33 @@ def _detect(env: Env, timeout_s: float) -> dict | None:
     found = launcher(env)
     if found is not None:
       return found
-  if any(key in env for key in _JAX_KNOWS):
+  # A plain TPU VM has none of the variables: there JAX asks the host itself.
+  if any(key in env for key in _JAX_KNOWS) or util.find_spec('libtpu'):
     return _from_jax(timeout_s)
   return None
 
 
-# What only a TPU VM or a Kubernetes pod has.
-_JAX_KNOWS = ('TPU_WORKER_HOSTNAMES', 'TPU_NAME', 'MEGASCALE_NUM_SLICES')
+# What only a host with TPUs has.
+_JAX_KNOWS = (
+  'TPU_WORKER_HOSTNAMES',
+  'TPU_PROCESS_ADDRESSES',
+  'TPU_NAME',
+  'MEGASCALE_NUM_SLICES',
+  'MEGASCALE_COORDINATOR_ADDRESS',
+)
 
 
 def _from_jax(timeout_s: float) -> dict | None:
   from paxlike.sync import _kv  # JAX is loaded only where it is needed
 
-  found = _kv.detect_with_jax(timeout_s)
+  try:
+    found = _kv.detect_with_jax(timeout_s)
+  except Exception as error:  # of whatever library it asks the network with
+    raise errors.SyncError(
+      f'JAX could not find out of which job this host is: {error}. Give '
+      '--coordinator_address, --num_processes and --process_id, or '
+      '--num_processes=1.'
+    ) from error
   if found is None:
     return None
   address, num_processes, process_id = found

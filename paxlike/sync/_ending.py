@@ -6,12 +6,13 @@ from being told.
 """
 
 import atexit
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from paxlike.core import errors
 
@@ -19,10 +20,55 @@ from paxlike.core import errors
 LONGEST_GRACE_S = 5.0
 
 
+_LAST_WORDS_S = 1.0
+_WAY_OUT_S = 10.0
+
+_last_words: list[Callable[[errors.PeerFailedError], None]] = []
+
+
+@contextlib.contextmanager
+def last_words(
+  write: Callable[[errors.PeerFailedError], None],
+) -> Iterator[None]:
+  """Calls `write` should this process be ended without its main thread.
+
+  That is, from another thread and only once a failure in the job is known, or
+  a watchdog ends it: no `finally` of the main thread is run then. Writing may
+  take a second.
+  """
+  _last_words.append(write)
+  try:
+    yield
+  finally:
+    _last_words.remove(write)
+
+
+def speak(error: errors.PeerFailedError, *, timeout_s: float) -> None:
+  """Has all last words written; the error that ends the process counts."""
+
+  def write() -> None:
+    for each in reversed(_last_words):
+      with contextlib.suppress(Exception):
+        each(error)
+
+  thread = threading.Thread(target=write, name='paxlike-last', daemon=True)
+  thread.start()
+  thread.join(timeout_s)
+
+
 class Reaper:
-  """Ends this process, once a failure in the job is known."""
+  """Ends this process, once a failure in the job is known.
+
+  The failure is told once: by the main thread if it gets out in time, which
+  raises it, or else here.
+  """
 
   def __init__(self, *, grace_s: float):
+    """Does nothing before it is armed.
+
+    Args:
+      grace_s: How long the main thread has to get out.
+    """
     if not 0 < grace_s <= LONGEST_GRACE_S:
       raise errors.UsageError(
         f'grace_s is {grace_s}, must be over 0 and at most {LONGEST_GRACE_S}.'
@@ -30,24 +76,33 @@ class Reaper:
     self._grace_s = grace_s
     self._lock = threading.Lock()
     self._armed = False
+    self._is_out = threading.Event()
 
-  def arm(self, reason: str) -> None:
-    """Prints why, and gives the main thread a grace time to get out."""
+  def arm(self, error: errors.PeerFailedError) -> None:
+    """Gives the main thread a grace time to get out."""
     with self._lock:
       if self._armed:
         return
       self._armed = True
-    say(reason.splitlines()[0])  # The error that main raises has the rest.
-    timer = threading.Timer(self._grace_s, self._end, args=(reason,))
-    timer.name = 'paxlike-reaper'
-    timer.daemon = True
-    timer.start()
+    threading.Thread(
+      target=self._end, args=(error,), name='paxlike-reaper', daemon=True
+    ).start()
 
-  def _end(self, reason: str) -> None:
-    say(
-      f'The main thread did not get out within {self._grace_s:.0f} s; '
-      f'ending the process. {reason}'
-    )
+  def main_is_out(self) -> None:
+    """Says that the main thread ends the process by itself."""
+    self._is_out.set()
+
+  def _end(self, error: errors.PeerFailedError) -> None:
+    words_s = min(_LAST_WORDS_S, self._grace_s / 2)
+    if not self._is_out.wait(self._grace_s - words_s):
+      speak(error, timeout_s=words_s)
+    if not self._is_out.is_set():
+      say(
+        f'{error}\nThe main thread did not get out within '
+        f'{self._grace_s:.0f} s, so the process is ended.'
+      )
+    else:  # It has yet to say why; whatever it hangs in then is no reason.
+      threading.Event().wait(_WAY_OUT_S)
     end_now(errors.EXIT_FAILED)
 
 

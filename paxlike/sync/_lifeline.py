@@ -24,6 +24,7 @@ OnLost = Callable[[int, str], None]
 
 DEFAULT_SILENCE_S = 60.0
 _BEATS_PER_SILENCE = 6
+_MOST_BEATS_PER_S = 400  # that process 0 has to read
 _RETRY_S = 0.1
 _BEAT = b'beat '
 _BYE = b'bye\n'
@@ -108,6 +109,7 @@ class Hub:
     host, port = split_address(address)
     self._count = num_processes
     self._silence_s = silence_s
+    self._beat_s = _beat_s(silence_s, num_processes)
     self._selector = selectors.DefaultSelector()
     self._peers: dict[int, _Peer] = {}
     self._ending = threading.Event()
@@ -239,7 +241,7 @@ class Hub:
         peer.sock.send(data)
 
   def _watch(self, on_lost: OnLost, where: Callable[[], str]) -> None:
-    beat_s = self._silence_s / _BEATS_PER_SILENCE
+    beat_s = self._beat_s
     beaten_s = -math.inf
     while self._peers:
       now_s = time.monotonic()
@@ -298,6 +300,7 @@ class Spoke:
     """
     host, port = split_address(address)
     self._silence_s = silence_s
+    self._beat_s = _beat_s(silence_s, num_processes)
     self._ending = threading.Event()
     self._is_watched = False
     deadline_s = time.monotonic() + timeout_s
@@ -356,7 +359,7 @@ class Spoke:
       ) from error
 
   def _watch(self, on_lost: OnLost, where: Callable[[], str]) -> None:
-    beat_s = self._silence_s / _BEATS_PER_SILENCE
+    beat_s = self._beat_s
     beaten_s = -math.inf
     sock = self._peer.sock
     sock.settimeout(beat_s)
@@ -408,6 +411,12 @@ def join(
     timeout_s=timeout_s,
     silence_s=silence_s,
   )
+
+
+def _beat_s(silence_s: float, num_processes: int) -> float:
+  """Seconds from one word to the next: a second, while they are not many."""
+  often_s = max(1.0, num_processes / _MOST_BEATS_PER_S)
+  return min(often_s, silence_s / _BEATS_PER_SILENCE)
 
 
 def _beat(where: Callable[[], str]) -> bytes:

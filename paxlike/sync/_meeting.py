@@ -19,13 +19,14 @@ from absl import logging
 
 from paxlike.core import clock as clock_lib
 from paxlike.core import errors
-from paxlike.sync import _report
+from paxlike.sync import _doubt, _report
 from paxlike.sync import _store as store_lib
 
 _FIRST_LOOK_S = 1.0
 _LONGEST_LOOK_S = 5.0
 _LOG_EVERY_S = 30.0
 _REPORT_WAIT_S = 10.0
+_ANNOUNCED_REMEMBERED = 256
 
 _OK = b'+'
 _FAILED = b'!'
@@ -39,8 +40,11 @@ class Meeting:
     name: Its full name.
     kind: 'barrier', 'broadcast' or 'gather'.
     needed: The processes without whom it cannot end.
-    ordinal: Which meeting of the main thread this is; None in other threads,
+    call: The call of the program that it belongs to: its own name, or the
+      one that was announced.
+    ordinal: Which call of the main thread this is; None in other threads,
       whose order may differ between processes.
+    ticks: How many steps and programs the main thread had begun by then.
     since_s: Monotonic seconds at which it was entered.
     timeout_s: Longest wait from then on.
   """
@@ -48,7 +52,9 @@ class Meeting:
   name: str
   kind: str
   needed: Sequence[int]
+  call: str
   ordinal: int | None
+  ticks: int
   since_s: float
   timeout_s: float
 
@@ -75,7 +81,20 @@ class Meetings:
     clock: clock_lib.Clock,
     reporter: '_report.Reporter',
     check_peers: Callable[[], None],
+    ticks: Callable[[], int],
   ):
+    """No meeting yet.
+
+    Args:
+      store: What all processes share.
+      process_index: This process.
+      process_count: How many there are.
+      main_thread: Whose calls come in one order on every process.
+      clock: For deadlines.
+      reporter: Says who is missing and where.
+      check_peers: Raises if another process has failed.
+      ticks: How many steps and programs the main thread has begun.
+    """
     self._store = store
     self._index = process_index
     self._count = process_count
@@ -86,13 +105,32 @@ class Meetings:
     self._lock = threading.Lock()
     self._names: set[str] = set()
     self._open: dict[str, Meeting] = {}
-    self._main_meetings = 0
+    self._ticks = ticks
+    self._main_calls = 0
+    self._announced: dict[str, tuple[int, int]] = {}
+    self._proven: set[str] = set()
     self._expiring: deque[tuple[float, str]] = deque()
 
   def open_names(self) -> list[str]:
     """Names of the meetings that this process waits in now."""
     with self._lock:
       return list(self._open)
+
+  def calls(self, name: str) -> tuple[bool, int]:
+    """Whether a call was made, and how many the main thread has made."""
+    with self._lock:
+      called = name in self._names or name in self._announced
+      return called, self._main_calls
+
+  def announce(self, name: str) -> None:
+    """Notes a call of the main thread whose meetings other threads have."""
+    if threading.current_thread() is not self._main_thread:
+      return
+    with self._lock:
+      self._announced[name] = self._main_calls, self._ticks()
+      self._main_calls += 1
+      if len(self._announced) > _ANNOUNCED_REMEMBERED:
+        del self._announced[next(iter(self._announced))]
 
   def barrier(self, name: str, *, timeout_s: float) -> float:
     """Meets; returns the seconds waited."""
@@ -149,24 +187,36 @@ class Meetings:
           'scope of its own with world.scoped().'
         )
       self._names.add(name)
-      ordinal = None
-      if threading.current_thread() is self._main_thread:
-        ordinal = self._main_meetings
-        self._main_meetings += 1
+      call, ordinal, ticks = self._call_of(name)
       meeting = Meeting(
         name=name,
         kind=kind,
         needed=needed,
+        call=call,
         ordinal=ordinal,
+        ticks=ticks,
         since_s=self._clock.monotonic_s(),
         timeout_s=timeout_s,
       )
       self._open[name] = meeting
     try:
       yield meeting
+      self._proven.add(_doubt.kind_of(name))
     finally:
       with self._lock:
         del self._open[name]
+
+  def _call_of(self, name: str) -> tuple[str, int | None, int]:
+    """The call that a meeting belongs to, its ordinal and its ticks."""
+    call = name
+    while call := call.rpartition('/')[0]:
+      if call in self._announced:
+        return call, *self._announced[call]
+    if threading.current_thread() is not self._main_thread:
+      return name, None, 0
+    ordinal = self._main_calls
+    self._main_calls += 1
+    return name, ordinal, self._ticks()
 
   def _meet(self, meeting: Meeting, result: Callable[[], bytes]) -> bytes:
     self._check_peers()
@@ -190,16 +240,18 @@ class Meetings:
     """Waits for the verdict, looking around ever more seldom."""
     look_s, logged_s, looked = _FIRST_LOOK_S, meeting.since_s, False
     deadline_s = meeting.since_s + meeting.timeout_s
+    doubt: _doubt.Doubt | None = None
     while True:
       now_s = self._clock.monotonic_s()
       if now_s >= deadline_s:
         return self._expire(meeting)
+      wait_s = min(look_s, deadline_s - now_s)
+      if doubt is not None:
+        wait_s = min(wait_s, max(0.1, doubt.next_s - now_s))
       try:
         return self._open_verdict(
           meeting,
-          self._store.get(
-            f'{meeting.key}/verdict', timeout_s=min(look_s, deadline_s - now_s)
-          ),
+          self._store.get(f'{meeting.key}/verdict', timeout_s=wait_s),
         )
       except store_lib.StoreTimeoutError:
         self._check_peers()
@@ -207,6 +259,10 @@ class Meetings:
         self._reporter.publish_here()
         self._compare_order(meeting)
         looked = True
+      elif doubt is not None:
+        self._look_for(doubt, meeting)
+      else:
+        doubt = self._begin_doubt(meeting)
       if self._clock.monotonic_s() - logged_s >= _LOG_EVERY_S:
         logged_s = self._clock.monotonic_s()
         self._log(meeting)
@@ -222,15 +278,42 @@ class Meetings:
       fields['text'], name=meeting.name, missing=fields['missing']
     )
 
+  def _begin_doubt(self, meeting: Meeting) -> _doubt.Doubt | None:
+    """Makes one of those that wait ask for those that do not come."""
+    if meeting.ordinal is None or not self._store.set(
+      f'{meeting.key}/doubted', b''
+    ):
+      return None
+    return _doubt.Doubt(
+      meeting,
+      self._reporter,
+      self._clock.monotonic_s,
+      is_proven=_doubt.kind_of(meeting.name) in self._proven,
+    )
+
+  def _look_for(self, doubt: _doubt.Doubt, meeting: Meeting) -> None:
+    """Fails a meeting to which some process will never come."""
+    found = doubt.look()
+    if found is None:
+      return
+    text, missing = found
+    fields = {'kind': 'timeout', 'missing': missing, 'text': text}
+    self._store.set(
+      f'{meeting.key}/verdict', _FAILED + json.dumps(fields).encode()
+    )
+
   def _compare_order(self, meeting: Meeting) -> None:
-    """Fails both meetings if a peer's main thread is in another one."""
+    """Fails both meetings if a peer's main thread has made another call."""
     if meeting.ordinal is None:
       return
     order_key = f'order/{meeting.ordinal}'
-    if self._store.set(order_key, meeting.name.encode()):
+    mine = json.dumps([meeting.call, meeting.name]).encode()
+    if self._store.set(order_key, mine):
       return
-    other = (self._store.try_get(order_key) or b'').decode()
-    if other in ('', meeting.name):
+    call, other = json.loads(self._store.try_get(order_key) or mine)
+    if call == meeting.call:
+      if other != meeting.name:  # a call may meet more than once
+        self._store.set(order_key, mine, overwrite=True)
       return
     if self._store.try_get(f'{_key(other)}/verdict') is not None:
       return  # It failed before and some process went on: orders differ now.

@@ -13,6 +13,7 @@ from paxlike.core import clock as clock_lib
 # What may take as long as it takes; the steps' pace says nothing about it.
 UNTIMED_PHASES = frozenset({'compile', 'eval', 'decode', 'save', 'restore'})
 _STEPS_REMEMBERED = 64
+_PLACE = '_paxlike_place'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,9 @@ class Mark:
     is_timed: Whether a step is due: false before the first one and in
       compile, eval, decode, save and restore.
     median_step_s: How long recent steps took; 0.0 before the second.
+    ticks: How many steps were told of and programs begun so far. All main
+      threads run one program, so they go through these in one order.
+    is_patient: Whether inside of a phase that takes as long as it takes.
   """
 
   phase: str
@@ -33,6 +37,8 @@ class Mark:
   idle_s: float
   is_timed: bool
   median_step_s: float
+  ticks: int = 0
+  is_patient: bool = False
 
   def __str__(self) -> str:
     step = 'no step yet' if self.step < 0 else f'step {self.step}'
@@ -47,6 +53,7 @@ class Progress:
     self._lock = threading.Lock()
     self._phases: list[str] = []
     self._step = -1
+    self._ticks = 0
     self._idle_since_s = clock.monotonic_s()
     self._paces_s: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
     self._was_untimed = True
@@ -62,6 +69,10 @@ class Progress:
       self._was_untimed |= _is_untimed(name)
     try:
       yield
+    except BaseException as error:
+      # Told later, when the phases are over: this is where it happened.
+      vars(error).setdefault(_PLACE, str(self.mark()))
+      raise
     finally:
       with self._lock:
         now_s = self._charge()
@@ -78,7 +89,26 @@ class Progress:
         self._paces_s.append(now_s - self._idle_since_s)
       self._was_untimed = False
       self._step = step
+      self._ticks += 1
       self._idle_since_s = now_s
+
+  def tick(self) -> None:
+    """Says that a program of all processes is about to begin.
+
+    For the main thread, which begins the same programs in the same order on
+    every process.
+    """
+    with self._lock:
+      self._ticks += 1
+
+  def place_of(self, error: BaseException) -> str:
+    """Step and phase at which `error`, or what caused it, was raised."""
+    cause: BaseException | None = error
+    while cause is not None:
+      if _PLACE in vars(cause):
+        return vars(cause)[_PLACE]
+      cause = cause.__cause__ or cause.__context__
+    return str(self.mark())
 
   def totals_s(self) -> dict[str, float]:
     """Seconds spent in each phase so far, '' for outside of any.
@@ -107,6 +137,8 @@ class Progress:
         median_step_s=(
           statistics.median(self._paces_s) if self._paces_s else 0.0
         ),
+        ticks=self._ticks,
+        is_patient=any(map(_is_untimed, self._phases)),
       )
 
 

@@ -4,6 +4,7 @@ Made by one process when a meeting has failed; nothing here runs in a job that
 goes well.
 """
 
+import dataclasses
 import itertools
 import textwrap
 import threading
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from paxlike.core import clock as clock_lib
 from paxlike.sync import _progress as progress_lib
+from paxlike.sync import _signs
 from paxlike.sync import _store as store_lib
 from paxlike.sync import _where as where_lib
 
@@ -37,8 +39,22 @@ class Reporter:
     clock: clock_lib.Clock,
     progress: progress_lib.Progress,
     open_names: Callable[[], list[str]],
-    ask: Callable[[str, list[int]], None],
+    calls: Callable[[str], tuple[bool, int]],
+    ask: Callable[[str, list[int], str], None],
   ):
+    """Publishes nothing yet.
+
+    Args:
+      store: What all processes share.
+      process_index: This process.
+      process_count: How many there are.
+      main_thread: Whose stack comes first.
+      clock: For waiting.
+      progress: Of this process.
+      open_names: The meetings that this process waits in.
+      calls: Whether its main thread has made a call, and how many in all.
+      ask: Sends a question (its id, to whom, about which call).
+    """
     self._store = store
     self._index = process_index
     self._count = process_count
@@ -46,6 +62,7 @@ class Reporter:
     self._clock = clock
     self._progress = progress
     self._open_names = open_names
+    self._calls = calls
     self._ask = ask
     self._serial = itertools.count()
 
@@ -67,25 +84,42 @@ class Reporter:
       overwrite=True,
     )
 
-  def answer(self, question: str, *, with_stack: bool) -> None:
-    """Tells where this process is."""
-    self._store.set(
-      f'answer/{question}/{self._index}',
-      self.here(with_stack=with_stack).to_bytes(),
+  def answer(self, question: str, *, with_stack: bool, about: str = '') -> None:
+    """Tells where this process is, and how far in respect of a call."""
+    signs = self._signs(about) if about else None
+    where = dataclasses.replace(self.here(with_stack=with_stack), signs=signs)
+    self._store.set(f'answer/{question}/{self._index}', where.to_bytes())
+
+  def _signs(self, about: str) -> _signs.Signs:
+    # The count of ticks first: a call that is made in between was not missed.
+    mark = self._progress.mark()
+    called, calls = self._calls(about)
+    return _signs.read(
+      self._main_thread,
+      called=called,
+      calls=calls,
+      ticks=mark.ticks,
+      is_patient=mark.is_patient,
     )
 
-  def ask(self, processes: Iterable[int]) -> dict[int, where_lib.Where]:
+  def ask(
+    self, processes: Iterable[int], *, about: str = ''
+  ) -> dict[int, where_lib.Where]:
     """Where processes are, with stacks; those that do not answer are left out.
 
     Takes until all have answered, three seconds at most. Only the first eight
     are asked.
+
+    Args:
+      processes: Which ones.
+      about: A call: how far are they in respect of it?
     """
     asked = sorted(processes)[:_MOST_ASKED]
     if not asked:
       return {}
     return self.collect(
       len(asked),
-      lambda question: self._ask(question, asked),
+      lambda question: self._ask(question, asked, about),
       timeout_s=_ANSWER_WAIT_S,
     )
 
@@ -121,6 +155,15 @@ class Reporter:
     missing = set(meeting.needed) - {self._index}
     known = self._known()
     return missing - {i for i in known if meeting.name in known[i].meetings}
+
+  def missing(
+    self, meeting: '_meeting.Meeting'
+  ) -> tuple[set[int], dict[int, where_lib.Where]]:
+    """Who has not made the call of a meeting, as far as known; and answers."""
+    missing = self.not_seen(meeting)
+    answers = self.ask(missing, about=meeting.call)
+    here = {i for i, at in answers.items() if at.signs and at.signs.called}
+    return missing - here, {i: answers[i] for i in answers.keys() - here}
 
   def timeout_text(self, meeting: '_meeting.Meeting') -> tuple[str, list[int]]:
     """The error text and the missing processes of a meeting that expired."""

@@ -37,6 +37,10 @@ class Failure:
   def __str__(self) -> str:
     return f'Process {self.process_index} {self.what}'
 
+  def error(self) -> errors.PeerFailedError:
+    """What the other processes raise."""
+    return errors.PeerFailedError(str(self), process_index=self.process_index)
+
 
 class StoreWorld:
   """See `World`; safe from any thread."""
@@ -71,6 +75,7 @@ class StoreWorld:
     self._on_failure = on_failure
     self._failure: Failure | None = None
     self._failed = threading.Event()
+    self._has_waited = False
     self._lock = threading.Lock()
     self._scopes: Counter[str] = Counter()
     self.progress = progress_lib.Progress(clock=clock)
@@ -83,7 +88,10 @@ class StoreWorld:
       clock=clock,
       progress=self.progress,
       open_names=lambda: self._meetings.open_names(),
-      ask=lambda question, who: self.mail.post('ask', id=question, who=who),
+      calls=lambda name: self._meetings.calls(name),
+      ask=lambda question, who, about: self.mail.post(
+        'ask', id=question, who=who, about=about
+      ),
     )
     self._meetings = _meeting.Meetings(
       store,
@@ -93,6 +101,7 @@ class StoreWorld:
       clock=clock,
       reporter=self.reporter,
       check_peers=self.check_peers,
+      ticks=lambda: self.progress.mark().ticks,
     )
     self.mail = _mail.Mailbox(store)
     self.mail.subscribe('ask', self._answer)
@@ -125,6 +134,10 @@ class StoreWorld:
   def failure(self) -> Failure | None:
     """The first failure in the job, this process's own included."""
     return self._failure
+
+  def announce(self, name: str) -> None:
+    """See World."""
+    self._meetings.announce(name)
 
   def barrier(self, name: str, *, timeout_s: float | None = None) -> float:
     """See World."""
@@ -166,20 +179,36 @@ class StoreWorld:
       count = self._scopes[prefix]
     return ScopedWorld(self, prefix if count == 1 else f'{prefix}.{count}')
 
+  def explain(self, error: BaseException) -> BaseException:
+    """See World."""
+    if isinstance(error, errors.PeerFailedError):
+      return error
+    # When a process dies, the others' collectives and the service that process
+    # 0 runs fail at once: let the true cause be told first.
+    if isinstance(error, store_lib.StoreLostError) or type(error).__name__ in (
+      'JaxRuntimeError',
+      'XlaRuntimeError',
+    ):
+      self._failed.wait(0.0 if self._has_waited else _CULPRIT_WAIT_S)
+      self._has_waited = True
+    failure = self._failure
+    is_echo = isinstance(error, RuntimeError | store_lib.StoreLostError)
+    if is_echo and failure is not None and failure.process_index != self._index:
+      return failure.error()
+    return error
+
   def report_failure(self, error: BaseException) -> None:
     """See World."""
-    if isinstance(error, errors.PeerFailedError | store_lib.StoreLostError):
-      self._failed.wait(_CULPRIT_WAIT_S)
+    if isinstance(
+      self.explain(error), errors.PeerFailedError | store_lib.StoreLostError
+    ):
       return
-    if type(error).__name__ in ('JaxRuntimeError', 'XlaRuntimeError'):
-      # When a process dies, the others' collectives fail at once: let the
-      # true cause be told first.
-      self._failed.wait(_CULPRIT_WAIT_S)
     if not self._failed.is_set():
+      at = self.progress.place_of(error)
       self.post_failure(
         Failure(
           process_index=self._index,
-          what=f'failed at {self.progress.mark()}: '
+          what=f'failed at {at}{where_lib.origin(error)}: '
           f'{type(error).__name__}: {error}',
         )
       )
@@ -210,7 +239,7 @@ class StoreWorld:
     """See World."""
     failure = self._failure
     if failure is not None and failure.process_index != self._index:
-      raise errors.PeerFailedError(str(failure))
+      raise failure.error()
 
   def is_first(self, key: str) -> bool:
     """Whether no process has asked this of `key` before."""
@@ -248,7 +277,9 @@ class StoreWorld:
 
   def _answer(self, message: dict[str, Any]) -> None:
     if self._index in message['who']:
-      self.reporter.answer(message['id'], with_stack=True)
+      self.reporter.answer(
+        message['id'], with_stack=True, about=message['about']
+      )
 
   def _hear_failure(self, message: dict[str, Any]) -> None:
     self.note_failure(
@@ -267,6 +298,10 @@ class ScopedWorld:
     self.progress = world.progress
     self.stop = world.stop
     self.root = world
+
+  def announce(self, name: str) -> None:
+    """See World."""
+    self._world.announce(f'{self._prefix}/{name}')
 
   def barrier(self, name: str, *, timeout_s: float | None = None) -> float:
     """See World."""
@@ -291,6 +326,10 @@ class ScopedWorld:
   def scoped(self, prefix: str) -> 'ScopedWorld':
     """See World."""
     return self._world.scoped(f'{self._prefix}/{prefix}')
+
+  def explain(self, error: BaseException) -> BaseException:
+    """See World."""
+    return self._world.explain(error)
 
   def report_failure(self, error: BaseException) -> None:
     """See World."""

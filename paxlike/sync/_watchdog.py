@@ -10,11 +10,12 @@ import threading
 from absl import logging
 
 from paxlike.core import clock as clock_lib
-from paxlike.core import fs
+from paxlike.core import errors, fs
 from paxlike.sync import _ending, _report, _store_world, _world
 from paxlike.sync import _where as where_lib
 
 _LONGEST_LOOK_S = 10.0
+_LAST_WORDS_S = 5.0
 
 
 class Watchdog:
@@ -103,8 +104,10 @@ class Watchdog:
         )
       )
       return
+    error = errors.PeerFailedError(report, process_index=0)
+    _ending.speak(error, timeout_s=_LAST_WORDS_S)
     _ending.say(report)
-    _ending.end_now(1)
+    _ending.end_now(errors.EXIT_FAILED)
 
 
 def dump_stacks(world: _world.World, directory: str, *, stall: int) -> str:

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 
 from paxlike.core import fs
+from paxlike.sync import _signs
 
 # Frames that say nothing about where the user's program is.
 _HIDDEN = (f'{pathlib.Path(__file__).parent}{os.sep}', '<frozen runpy>')
@@ -34,6 +35,7 @@ class Where:
     at: Its step and phase, in words.
     meetings: Names of the barriers, broadcasts and gathers that it waits in.
     stack: Python stacks of its threads, '' if not asked for.
+    signs: How far its main thread is, if asked about a call.
   """
 
   process_index: int
@@ -42,6 +44,7 @@ class Where:
   at: str
   meetings: tuple[str, ...]
   stack: str = ''
+  signs: _signs.Signs | None = None
 
   def to_bytes(self) -> bytes:
     """The form that travels through the key-value store."""
@@ -51,7 +54,10 @@ class Where:
   def from_bytes(cls, data: bytes) -> 'Where':
     """Reads what `to_bytes` wrote."""
     fields = json.loads(data)
-    return cls(**{**fields, 'meetings': tuple(fields['meetings'])})
+    fields['meetings'] = tuple(fields['meetings'])
+    if fields['signs'] is not None:
+      fields['signs'] = _signs.Signs(**fields['signs'])
+    return cls(**fields)
 
   def __str__(self) -> str:
     met = ', '.join(repr(name) for name in self.meetings)
@@ -97,6 +103,21 @@ def stacks(main_thread: threading.Thread) -> str:
       lines = ''.join(traceback.format_list(shown)).rstrip()
       parts.append(f'Thread {thread.name}:\n{lines}')
   return '\n'.join(parts)
+
+
+def origin(error: BaseException) -> str:
+  """Where `error` was raised: ', in main (train.py:31)', or ''.
+
+  The innermost line of the user's own code, if it came through any.
+  """
+  frames = traceback.extract_tb(error.__traceback__)
+  if not frames:
+    return ''
+  own = [frame for frame in frames if _signs.is_own(frame.filename)]
+  frame = (own or frames)[-1]
+  return (
+    f', in {frame.name} ({os.path.basename(frame.filename)}:{frame.lineno})'
+  )
 
 
 def write(directory: str, where: Where) -> None:

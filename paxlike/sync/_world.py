@@ -13,7 +13,6 @@ from paxlike.sync import _stop as stop_lib
 
 
 @runtime_checkable
-@runtime_checkable
 class World(Protocol):
   """The processes of one job, seen from one of them.
 
@@ -40,6 +39,15 @@ class World(Protocol):
 
   @property
   def stop(self) -> stop_lib.StopRequest: ...
+
+  def announce(self, name: str) -> None:
+    """Notes that the main thread makes a call which every process makes.
+
+    For calls whose meetings, named `name/...`, another thread has later on:
+    so a process that never makes the call is found out all the same. To be
+    called when the devices of this process have done what came before.
+    """
+    ...
 
   def barrier(self, name: str, *, timeout_s: float | None = None) -> float:
     """Blocks until every process has called this with `name`.
@@ -82,6 +90,14 @@ class World(Protocol):
     """
     ...
 
+  def explain(self, error: BaseException) -> BaseException:
+    """The error to tell of: a peer's failure if `error` is but its echo.
+
+    When a process dies, the collectives of the others fail, each with an
+    error of the network. May wait some seconds to learn the cause.
+    """
+    ...
+
   def report_failure(self, error: BaseException) -> None:
     """Tells every process that this one fails, and with what.
 
@@ -103,6 +119,10 @@ class SoloWorld:
   def __init__(self) -> None:
     self.progress = progress_lib.Progress()
     self.stop = stop_lib.SoloStop()
+
+  def announce(self, name: str) -> None:
+    """Nobody could miss a call."""
+    del name
 
   def barrier(self, name: str, *, timeout_s: float | None = None) -> float:
     """Returns at once."""
@@ -129,6 +149,10 @@ class SoloWorld:
     """Returns this world: names mean nothing to it."""
     del prefix
     return self
+
+  def explain(self, error: BaseException) -> BaseException:
+    """Nobody else could be the cause."""
+    return error
 
   def report_failure(self, error: BaseException) -> None:
     """There is nobody to tell."""

@@ -266,9 +266,8 @@ def test_a_save_that_only_process_0_calls_ends_in_an_error(tmp_path):
   def job(world):
     m = manager(tmp_path, world, timeout_s=6.0)
     if world.process_index == 0:
-      m.save(1, sharded())
       with pytest.raises(errors.SaveError, match='process 1'):
-        m.wait()
+        m.save(1, sharded())
     m.close()
     return True
 
@@ -366,8 +365,10 @@ def test_meetings_do_not_grow_with_the_number_of_processes(tmp_path):
         return getattr(world, name)
 
     with manager(tmp_path / str(world.process_count), Counting()) as m:
-      calls.clear()
       m.save(1, {'x': np.zeros(3)})
+      m.wait()
+      calls.clear()
+      m.save(2, {'x': np.zeros(3)})
       m.wait()
       return tuple(calls)
 

@@ -112,6 +112,7 @@ def meet_many(
       clock=service.clock,
       reporter=reporter,
       check_peers=lambda: None,
+      ticks=lambda: 0,
     )
     results[index] = job(meetings, index)
 

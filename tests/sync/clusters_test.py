@@ -1,5 +1,9 @@
 """What launchers tell in the environment."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from paxlike.core import errors
@@ -184,3 +188,45 @@ def test_a_flag_wins_over_the_launcher():
   found = _find(SLURM, coordinator_address='elsewhere:7')
   assert found.address == 'elsewhere:7'
   assert found.process_id == 3
+
+
+TPU = {
+  'JAX_FORCE_TPU_INIT': '1',  # plays the chips, which this machine lacks
+  'TPU_WORKER_ID': '1',
+  'TPU_PROCESS_ADDRESSES': 'localhost:8471,worker-1:8471',
+  'MEGASCALE_COORDINATOR_ADDRESS': 'localhost',
+  'MEGASCALE_NUM_SLICES': '2',
+  'MEGASCALE_SLICE_ID': '1',
+}
+
+
+def _find_in_process(env):
+  """What a fresh process finds, since JAX looks for chips as it is loaded."""
+  return subprocess.run(
+    [
+      sys.executable,
+      '-c',
+      'from paxlike.sync import _clusters\n'
+      'found = _clusters.find(coordinator_address=None, num_processes=None,\n'
+      '  process_id=None, timeout_s=5)\n'
+      'print(found.origin, found.address.partition(":")[0],\n'
+      '  found.process_id, found.num_processes)',
+    ],
+    env={**os.environ, **env},
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+def test_a_host_of_several_tpu_slices_is_numbered_through():
+  found = _find_in_process(TPU)
+  assert found.stdout.split() == ['JAX', 'localhost', '3', '4'], found.stderr
+
+
+def test_a_tpu_host_that_jax_cannot_place_says_what_to_give():
+  env = {k: v for k, v in TPU.items() if not k.startswith('MEGASCALE')}
+  found = _find_in_process({**env, 'GCE_METADATA_IP': '127.0.0.1:9'})
+  assert found.returncode != 0
+  assert 'SyncError: JAX could not find out of which job' in found.stderr
+  assert '--num_processes=1' in found.stderr

@@ -80,3 +80,34 @@ def test_an_evaluation_of_a_named_input_is_untimed(progress):
   with progress.phase('eval kjv'):
     assert not progress.mark().is_timed
   assert progress.mark().is_timed
+
+
+def test_an_error_is_placed_where_it_was_raised(progress):
+  progress.step(3)
+  try:
+    with progress.phase('train'), progress.phase('input'):
+      raise ValueError('boom')
+  except ValueError as caught:
+    error = caught
+  progress.step(4)
+  assert progress.place_of(error) == 'step 3, phase input'
+  assert progress.place_of(KeyError()) == 'step 4, phase none'
+
+
+def test_an_error_is_placed_where_its_cause_was_raised(progress):
+  def save():
+    try:
+      with progress.phase('save'):
+        raise OSError('full')
+    except OSError as cause:
+      raise RuntimeError('not saved') from cause
+
+  with pytest.raises(RuntimeError) as caught:
+    save()
+  assert progress.place_of(caught.value) == 'no step yet, phase save'
+
+
+def test_steps_and_programs_are_counted_together(progress):
+  progress.tick()
+  progress.step(1)
+  assert progress.mark().ticks == 2
