@@ -40,7 +40,7 @@ _KNOBS = (
   'task_p.train.eval_interval_steps=1000000',
   f'task_p.train.save_interval_steps={_SAVE_STEPS}',
 )
-# 16.8 M parameters with Adam's two moments: 202 MB of float32.
+# 15 M parameters with Adam's two moments: 180 MB of float32.
 _LARGE = (
   'MODEL_DIM=640',
   'NUM_LAYERS=3',
