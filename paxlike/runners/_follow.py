@@ -3,8 +3,8 @@
 Promises of a follower: each checkpoint once, in order, the final one always;
 it ends when training has ended and nothing is left. What is done is known by
 the journal, so a restart repeats and skips nothing. Process 0 looks and
-decides for all. Nothing is written where the checkpoints are but a lease on
-the one being read, and where that is forbidden it does without.
+decides for all. Nothing is written where the checkpoints are but leases on
+those it is to work on, and where that is forbidden it does without.
 """
 
 import collections

@@ -141,7 +141,7 @@ def check_none_is_missed(name, done, saved, follower):
     due |= {s for s in saved if found and min(found) <= s <= max(found)}
   missed = due - seen - swept - passed
   print(
-    f'{name}: {len(saved)} saved, {len(held)} held, {len(done)} done, '
+    f'{name}: {follower.num_kills} kills, {len(saved)} saved, {len(held)} held, {len(done)} done, '
     f'{len(passed - held)} let pass with full hands, {len(swept)} swept at the '
     f'last moment, {len(missed)} not seen by a follower at work'
   )

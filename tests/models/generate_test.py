@@ -55,6 +55,36 @@ def test_a_ragged_batch_gives_the_teacher_forced_tokens(tiny_lm, window, side):
   assert len({tuple(row) for row in want}) > 1
 
 
+@pytest.mark.parametrize('window', [1, 4, 9])
+def test_a_window_is_as_wide_at_any_length_as_in_the_full_forward(
+  tiny_lm, window
+):
+  # Shorter than a window of 4, as long, one more, and beyond two of them.
+  lengths = np.array([3, 4, 5, 9], np.int32)
+  prompts = [
+    np.asarray(jax.random.randint(jax.random.key(20 + i), (length,), 0, 19))
+    for i, length in enumerate(lengths)
+  ]
+  lm = tiny_lm(window=window)
+  config = models.GenerateConfig(max_new_tokens=5)
+  out = lm.generate(_padded(prompts, width=9), lengths, config)
+  want = [_teacher_forced(lm, prompt, 5) for prompt in prompts]
+  assert _continuations(out) == want
+
+
+@pytest.mark.parametrize('length', [300, 5_000])
+def test_far_positions_decode_in_bfloat16_as_their_full_forward(
+  tiny_lm, length
+):
+  lm = tiny_lm(num_layers=1, compute_dtype='bfloat16', window=64)
+  key = jax.random.key(3)
+  prompts = np.asarray(jax.random.randint(key, (1, length), 0, 19))
+  lengths = np.array([length], np.int32)
+  out = lm.generate(prompts, lengths, models.GenerateConfig(max_new_tokens=4))
+  scores = lm(models.score, prompts, lengths, out.ids[:, 0], out.lengths[:, 0])
+  np.testing.assert_allclose(out.log_probs[:, 0], scores.log_probs, atol=0.3)
+
+
 def test_bfloat16_log_probs_are_those_of_its_own_full_forward(tiny_lm):
   lm = tiny_lm(compute_dtype='bfloat16')
   config = models.GenerateConfig(max_new_tokens=NEW)

@@ -71,6 +71,26 @@ def test_padding_content_on_either_side_never_matters(tiny_lm, window):
     np.testing.assert_allclose(got[2:11], alone, atol=1e-4)
 
 
+def test_the_last_queries_of_a_window_see_nothing_of_the_padding_after_them(
+  tiny_lm,
+):
+  # Long enough that queries attend in chunks: the last one is half padding.
+  lm = tiny_lm(window=64, num_layers=1)
+  ids = jax.random.randint(jax.random.key(8), (1, 300), 0, 19)
+  positions = jnp.arange(300).at[280:].set(-1)[None]
+  padded = [
+    lm('__call__', ids.at[:, 280:].set(pad), positions=positions)[0, :280]
+    for pad in (0, 7)
+  ]
+  np.testing.assert_array_equal(*padded)
+  alone = lm('__call__', ids[:, :280])[0]
+  np.testing.assert_allclose(padded[0], alone, atol=1e-4)
+  # Nor is there any context to the right among the real ones.
+  other = ids.at[:, 200].set((ids[:, 200] + 1) % 19)
+  after = lm('__call__', other, positions=positions)[0, :200]
+  np.testing.assert_array_equal(padded[0][:200], after)
+
+
 def _loss_and_grads(**knobs):
   model = models.functional(
     functools.partial(models.TransformerLm, **{**BASE, **knobs})

@@ -16,6 +16,26 @@ def numpy_loss(kernel, batch):
   return squares.astype(np.float64).mean()
 
 
+class OfProcesses(inputs.ArraysInput):
+  """Read as so many processes do it: each its rows of every batch.
+
+  Attributes:
+    num_processes: How many.
+  """
+
+  num_processes = 1
+
+  def read(self, position, rows):
+    parts = [
+      super(OfProcesses, self).read(position, range(part[0], part[-1] + 1))
+      for part in np.array_split(np.asarray(rows), self.num_processes)
+      if len(part)
+    ]
+    return {
+      name: np.concatenate([part[name] for part in parts]) for name in parts[0]
+    }
+
+
 @pytest.mark.parametrize('num_devices', [1, 2, 4])
 @pytest.mark.parametrize('batch_size', range(1, 9))
 def test_count_is_exact_and_mean_that_of_numpy(batch_size, num_devices):
@@ -27,12 +47,21 @@ def test_count_is_exact_and_mean_that_of_numpy(batch_size, num_devices):
     'non_trainable': {'seen': np.float32(0)},
   }
   for n in range(1, 18):
-    source = tiny_task.make_input(n, batch_size=batch_size, is_training=False)
-    result = program.run(mdl_vars, source)
-    assert result.num_examples == n
-    assert result.metrics['loss'].weight == n
-    want = numpy_loss(kernel, tiny_task.make_batch(n))
-    assert float(result.metrics['loss'].value) == pytest.approx(want, rel=1e-6)
+    batch = tiny_task.make_batch(n)
+    want = numpy_loss(kernel, batch)
+    source = OfProcesses(
+      name='tiny',
+      batch_size=batch_size,
+      arrays={name: batch[name] for name in ('inputs', 'labels')},
+    )
+    found = []
+    for source.num_processes in (1, 2, 3):
+      result = program.run(mdl_vars, source)
+      assert result.num_examples == n
+      assert result.metrics['loss'].weight == n
+      found.append(float(result.metrics['loss'].value))
+    assert found[0] == pytest.approx(want, rel=1e-6)
+    assert len(set(found)) == 1
 
 
 def test_all_batch_sizes_and_meshes_give_one_result():
