@@ -126,23 +126,31 @@ def overlapping(
       if box.intersect(want):
         yield number, box
     return
+  yield from _overlapping_cells(tuple(layout.grid), shape, want)
+
+
+# The layers of a model ask the same question over and over.
+@functools.lru_cache(maxsize=4096)
+def _overlapping_cells(
+  grid: tuple[int, ...], shape: tuple[int, ...], want: Box
+) -> tuple[tuple[int, Box], ...]:
   # Only the cells that matter: a grid may have a box for each of 4,096 hosts.
   ranges = []
-  for size, parts, a, b in zip(
-    shape, layout.grid, want.start, want.stop, strict=True
-  ):
+  for size, parts, a, b in zip(shape, grid, want.start, want.stop, strict=True):
     step = max(1, -(-size // parts))
     ranges.append(range(a // step, min(parts, -(-b // step))))
-  strides = [math.prod(layout.grid[d + 1 :]) for d in range(len(shape))]
+  strides = [math.prod(grid[d + 1 :]) for d in range(len(shape))]
+  found = []
   for cell in itertools.product(*ranges):
     number = sum(c * s for c, s in zip(cell, strides, strict=True))
     cut = [
       _cuts_at(n, parts, c)
-      for n, parts, c in zip(shape, layout.grid, cell, strict=True)
+      for n, parts, c in zip(shape, grid, cell, strict=True)
     ]
     box = Box(tuple(c[0] for c in cut), tuple(c[1] for c in cut))
     if box.intersect(want):
-      yield number, box
+      found.append((number, box))
+  return tuple(found)
 
 
 def _cuts_at(size: int, parts: int, i: int) -> tuple[int, int]:
@@ -214,6 +222,20 @@ def local_boxes(
   return tuple(
     dict.fromkeys(from_index(i or (), shape) for i in places.values())
   )
+
+
+@functools.lru_cache(maxsize=4096)
+def uneven(
+  sharding: 'jax.sharding.Sharding | None', shape: tuple[int, ...]
+) -> str:
+  """Why a sharding cannot hold an array of a shape; '' where it can."""
+  if sharding is None:
+    return ''
+  try:
+    sharding.shard_shape(shape)
+  except ValueError as e:
+    return str(e)
+  return ''
 
 
 def single_layout(shape: tuple[int, ...]) -> Layout:

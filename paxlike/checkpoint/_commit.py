@@ -194,6 +194,9 @@ class Commit:
       raise errors.SaveError(
         f'Step {self._job.step} was not saved in {self._place.directory}: {e}'
       ) from e
+    finally:
+      # Who copies may be waiting for room that nobody will make.
+      self._job.staged.abandon()
 
   def _broadcast(self, what: str, message: Mapping[str, Any] | None) -> Any:
     data = self._place.world.broadcast(
@@ -381,6 +384,10 @@ class Commit:
 
   def _make_way(self, final: str) -> None:
     """Takes away what has the name: a step to overwrite, or a broken one."""
+    if self._fs.exists(fs.join(final, _layout.PIN)):
+      # The pin is on the step, whatever version of it is there.
+      self._fs.write_new(fs.join(self._directory, _layout.PIN), b'')
+      self._fs.sync_dir(self._directory)
     if self._fs.exchange(self._directory, final):
       old = self._directory
       name = _layout.step_name(self._job.step)
@@ -406,8 +413,14 @@ class Commit:
   def _new_history(self) -> tuple[list[_history.Record], list[str]]:
     """The history with this step, written down, and what it has no more."""
     place, job = self._place, self._job
+    reasons = {r.step: r.keep_reason for r in job.records}
     record = _history.Record(
-      job.step, self._timestamp_s, place.config.type, '', dict(job.metrics)
+      job.step,
+      self._timestamp_s,
+      place.config.type,
+      # What was preserved for good stays so when it is overwritten.
+      reasons.get(job.step, ''),
+      dict(job.metrics),
     )
     records = sorted(
       [*(r for r in job.records if r.step != job.step), record],

@@ -7,6 +7,9 @@ import math
 
 from paxlike.core import errors
 
+# Less is no faster than writing each block by itself.
+_MIN_HOST_BYTES = 8 << 20
+
 
 class CheckpointType(enum.StrEnum):
   """How the state of a step is laid out in files."""
@@ -27,7 +30,8 @@ class CheckpointConfig:
     type: 'GDA', 'FLAX' or 'MULTI_HOST_FLAX'.
     async_save: Return from `save` once the state is copied to host memory and
       write in the background; False waits until the step is durable.
-    verify: Check every checksum on restore; False trusts the disk.
+    verify: Check every checksum on restore; False trusts the disk with the
+      values of arrays, and still checks what describes them.
     fallback: Restore the newest undamaged step where the newest one is
       damaged, with a warning; False makes that an error.
     on_save_error: 'stop' raises a failed save at the next call on every
@@ -40,7 +44,9 @@ class CheckpointConfig:
     timeout_s: Longest wait for another process within one save or restore.
     lease_s: How long a reader keeps a step from being swept; renewed by no
       one, so it must outlast a restore.
-    max_host_bytes: The most host memory for the staged copy of a state;
+    max_host_bytes: The most host memory for the staged copy of a state, at
+      least 8 MiB; a larger state is copied and written a part at a time, which
+      holds up the loop for longer (GDA), or refused before training (others).
       None takes what the state needs, which is also the most it ever takes.
   """
 
@@ -71,9 +77,12 @@ class CheckpointConfig:
         raise errors.ConfigError(
           f'checkpoint_p.{name} is {getattr(self, name)}, must be > 0.'
         )
-    if self.max_host_bytes is not None and self.max_host_bytes < 1:
+    if (
+      self.max_host_bytes is not None and self.max_host_bytes < _MIN_HOST_BYTES
+    ):
       raise errors.ConfigError(
-        f'checkpoint_p.max_host_bytes is {self.max_host_bytes}, must be >= 1.'
+        f'checkpoint_p.max_host_bytes is {self.max_host_bytes}, must be >= '
+        f'{_MIN_HOST_BYTES}.'
       )
 
 

@@ -163,17 +163,21 @@ def without_manifest(
   if not file_system.atomic_rename:
     return []
   newest = max(names, default=-1)
-  lost = []
-  for record in reversed(_read(file_system, directory, False)):
-    path = fs.join(directory, _layout.step_name(record.step))
-    if (
-      record.step > newest
-      and file_system.is_dir(path)
-      and not file_system.exists(fs.join(path, _layout.MANIFEST))
-      and file_system.is_dir(path)  # else it was swept meanwhile
-    ):
-      lost.append(path)
-  return lost
+  steps = {r.step for r in _read(file_system, directory, False)}
+  steps = {step for step in steps if step > newest}
+  if not steps:
+    return []
+  found = [
+    (_layout.parse_step(name), fs.join(directory, name))
+    for name in file_system.list_dir(directory)
+  ]
+  return [
+    path
+    for step, path in sorted(f for f in found if f[0] in steps)[::-1]
+    if file_system.is_dir(path)
+    and not file_system.exists(fs.join(path, _layout.MANIFEST))
+    and file_system.is_dir(path)  # else it was swept meanwhile
+  ]
 
 
 def check_newest(

@@ -1,10 +1,11 @@
 """The checkpoint manager: what a trainer saves to and restores from."""
 
 import concurrent.futures
+import functools
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import logging
@@ -14,6 +15,7 @@ from paxlike.checkpoint import (
   _commit,
   _config,
   _directory,
+  _first,
   _history,
   _restoring,
   _staging,
@@ -24,6 +26,7 @@ from paxlike.checkpoint import (
 from paxlike.checkpoint import _restore as restore_lib
 from paxlike.core import clock as clocks
 from paxlike.core import errors, fs
+from paxlike.protos import checkpoint_pb2 as pb
 
 _SLOW_S = 0.05
 
@@ -112,24 +115,14 @@ class CheckpointManager:
     self._num_calls += 1
     return f'{what}/{self._num_calls}'
 
-  def _from_first(self, what: str, make: Any) -> Any:
+  def _from_first(self, what: str, make: Callable[[], bytes]) -> bytes:
     """What process 0 finds or decides, on every process; its error too."""
-    data = None
-    error: BaseException | None = None
-    if self._world.process_index == 0:
-      try:
-        data = b'+' + make()
-      except (errors.PaxlikeError, OSError) as e:
-        error = e
-        data = b'-' + str(e).encode()
-    data = self._world.broadcast(
-      self._name(what), data, timeout_s=self._config.timeout_s
+    return _first.ask(
+      self._world,
+      self._name(what),
+      make,
+      timeout_s=self._config.timeout_s,
     )
-    if error is not None:
-      raise error
-    if data[:1] == b'-':
-      raise errors.CheckpointError(data[1:].decode())
-    return data[1:]
 
   def _open(self) -> list[_history.Record]:
     look = _directory.look if self._read_only else _directory.take_over
@@ -204,14 +197,19 @@ class CheckpointManager:
     """Readies host memory for a state like this, so the first save is fast.
 
     Returns at once; the memory is touched in the background.
+
+    Raises:
+      ConfigError: `max_host_bytes` is too little for such a state.
+      SaveError: The host has not the memory.
     """
-    size_bytes = _stores.staging_bytes(
+    _stores.reserve(
       self._kind,
       _state.take_apart(state),
+      self._arena,
       process=self._world.process_index,
-      part_bytes=self._fs.part_bytes,
+      file_system=self._fs,
     )
-    self._preparing = self._writer.submit(self._arena.touch, size_bytes)
+    self._preparing = self._writer.submit(self._arena.touch)
 
   def save(
     self,
@@ -249,48 +247,86 @@ class CheckpointManager:
     self._wait_for_last(step)
     if not self._accepts(step, force=force, overwrite=overwrite):
       return False
-    encoded = {
-      name: _commit.encode_item(name, value)
-      for name, value in (items or {}).items()
-    }
     name = self._name(f'save/{step}')
     _commit.announce(
       self._place, name, state, step=step, meets=not self._has_met
     )
     self._has_met = True
-    apart = _state.take_apart(state)
-    staged, layouts = _stores.stage(
-      self._kind,
-      apart,
-      self._arena,
-      step=step,
-      process=self._world.process_index,
-      part_bytes=self._fs.part_bytes,
-    )
-    job = _commit.Job(
-      step=step,
-      name=name,
-      staged=staged,
-      state=_state.State(apart.tree, apart.arrays, ()),
-      layouts=layouts,
-      items=encoded,
-      metrics={k: float(v) for k, v in (metrics or {}).items()},
-      records=tuple(self._records),
-      overwrite=overwrite,
-    )
-    del apart
+    job = self._job(name, step, state, items or {}, metrics or {}, overwrite)
     self._last_save_s = self._clock.monotonic_s()
     self._in_flight_step = step
     self._in_flight = self._writer.submit(self._commit, job)
     try:
-      staged.fill()
+      job.staged.fill()
+    except Exception as e:
+      # The commit has it too, and tells every process. Only a mistake of the
+      # caller is raised here and now.
+      if isinstance(e, errors.UsageError):
+        self._let_go()
+        raise
     except BaseException:
-      concurrent.futures.wait([self._in_flight])
-      self._in_flight = None
+      self._let_go()
       raise
     if not self._config.async_save:
       self.wait()
     return True
+
+  def _job(
+    self,
+    name: str,
+    step: int,
+    state: Any,
+    items: Mapping[str, Any],
+    metrics: Mapping[str, float],
+    overwrite: bool,
+  ) -> _commit.Job:
+    """What is to be committed, or a job that tells all why it cannot be.
+
+    Others may be able to save where this process is not, and must not wait
+    for it until their deadline: so it takes part, and fails within.
+    """
+    make = functools.partial(
+      _commit.Job,
+      step=step,
+      name=name,
+      records=tuple(self._records),
+      overwrite=overwrite,
+    )
+    try:
+      encoded = {k: _commit.encode_item(k, v) for k, v in items.items()}
+      numbers = {k: float(v) for k, v in metrics.items()}
+      apart = _state.take_apart(state)
+      staged, layouts = _stores.stage(
+        self._kind,
+        apart,
+        self._arena,
+        step=step,
+        process=self._world.process_index,
+        file_system=self._fs,
+      )
+    except Exception as e:
+      if isinstance(e, errors.UsageError) and self._world.process_count == 1:
+        raise
+      return make(
+        staged=_stores.Unstaged(e),
+        state=_state.State(pb.Node(), (), ()),
+        layouts=(),
+        items={},
+        metrics={},
+      )
+    return make(
+      staged=staged,
+      state=_state.State(apart.tree, apart.arrays, ()),
+      layouts=layouts,
+      items=encoded,
+      metrics=numbers,
+    )
+
+  def _let_go(self) -> None:
+    """Waits for a save whose outcome this process has from elsewhere."""
+    assert self._in_flight is not None
+    concurrent.futures.wait([self._in_flight])
+    self._in_flight = None
 
   def _commit(self, job: _commit.Job) -> _commit.Committed:
     started_s = time.monotonic()

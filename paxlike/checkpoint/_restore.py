@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paxlike.checkpoint import _boxes, _staging, _state, _stores
+from paxlike.checkpoint import _boxes, _memory, _state, _stores
 from paxlike.checkpoint._stores import requests
 from paxlike.core import errors, trees
 from paxlike.protos import checkpoint_pb2 as pb
@@ -40,11 +40,15 @@ class Report:
   duration_s: float = 0.0
 
   def __str__(self) -> str:
-    return (
-      f'{len(self.restored)} leaves restored, {len(self.initialised)} '
-      f'initialised, {len(self.ignored)} ignored, {self.bytes_read} bytes '
-      f'in {self.duration_s:.2f} s'
+    text = (
+      f'{len(self.restored)} arrays, {self.bytes_read:,} bytes in '
+      f'{self.duration_s:.2f} s'
     )
+    if self.initialised:
+      text += f'; {len(self.initialised)} more are not in it and stay fresh'
+    if self.ignored:
+      text += f'; {len(self.ignored)} others in it are not needed here'
+    return text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +232,11 @@ def _fit(
       or (selection.cast and _is_float(have) and _is_float(want))
     )
   )
-  return _Fit(name, leaf, saved.number), '' if fits else problem()
+  if not fits:
+    return _Fit(name, leaf, None, leaf), problem()
+  uneven = _boxes.uneven(getattr(leaf, 'sharding', None), tuple(leaf.shape))
+  text = f'{name}: {want} cannot be cut so: {uneven}' if uneven else ''
+  return _Fit(name, leaf, saved.number), text
 
 
 def _is_float(info: _state.ArrayInfo) -> bool:
@@ -250,12 +258,13 @@ def fill(
     The target's structure with the values of the checkpoint.
   """
   infos = _state.infos_of(manifest)
-  slabs = _staging.Slabs()
+  slabs = _memory.Slabs()
   builds = [
     None if fit.number is None else _Build(fit.target, fit.number, infos, slabs)
     for fit in found.fits
   ]
-  reader.read([r for b in builds if b is not None for r in b.requests])
+  with slabs.coming_in():
+    reader.read([r for b in builds if b is not None for r in b.requests])
   leaves = []
   for i, fit in enumerate(found.fits):
     build, builds[i] = builds[i], None
@@ -271,7 +280,7 @@ class _Build:
     target: Any,
     number: int,
     infos: list[_state.ArrayInfo],
-    slabs: _staging.Slabs,
+    slabs: _memory.Slabs,
   ):
     self._target = target
     self._info = infos[number]

@@ -17,6 +17,7 @@ from absl import logging
 from paxlike.checkpoint import (
   _boxes,
   _commit,
+  _first,
   _history,
   _integrity,
   _layout,
@@ -60,14 +61,6 @@ class _Chosen:
   step: int
   path: str
   manifest: bytes
-
-
-def _status_of(error: Exception) -> str:
-  if isinstance(error, FileNotFoundError):
-    return _VANISHED
-  if isinstance(error, errors.CheckpointDamagedError):
-    return _DAMAGED
-  return _FAILED
 
 
 class Restoring:
@@ -139,24 +132,26 @@ class Restoring:
     step: int | None,
     stack: contextlib.ExitStack,
   ) -> _Chosen:
-    message = None
-    if self._place.world.process_index == 0:
+    def look() -> bytes:
       try:
         chosen = self._look(step, stack)
-        head = json.dumps({'step': chosen.step, 'path': chosen.path})
-        message = head.encode() + b'\n' + chosen.manifest
-      except (errors.CheckpointError, OSError) as e:
-        head = json.dumps({'error': str(e), 'status': _status_of(e)})
-        message = head.encode() + b'\n'
-    data = self._place.world.broadcast(
+      except errors.PaxlikeError:
+        raise
+      except FileNotFoundError as e:
+        raise errors.CheckpointNotFoundError(str(e)) from e
+      except OSError as e:
+        raise errors.CheckpointError(str(e)) from e
+      head = json.dumps({'step': chosen.step, 'path': chosen.path})
+      return head.encode() + b'\n' + chosen.manifest
+
+    data = _first.ask(
+      self._place.world,
       f'{self._name}/{number}/chosen',
-      message,
+      look,
       timeout_s=self._place.config.timeout_s,
     )
     head, _, manifest = data.partition(b'\n')
     found = json.loads(head)
-    if 'error' in found:
-      raise _ERRORS[found['status']](found['error'])
     return _Chosen(found['step'], found['path'], manifest)
 
   def _look(self, step: int | None, stack: contextlib.ExitStack) -> _Chosen:

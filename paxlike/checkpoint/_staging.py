@@ -6,57 +6,70 @@ written. The memory is kept and used again: copying into pages never touched
 before is six to ten times slower.
 """
 
+import bisect
 import collections
-import contextlib
-import mmap
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from absl import logging
 
-from paxlike.core import errors, fs
+from paxlike.checkpoint import _memory
+from paxlike.core import errors
 
-_HUGE_PAGE = 1 << 21
 # How many device arrays travel to the host ahead of the copy.
 _LOOKAHEAD = 8
-_SLAB_BYTES = 64 << 20
-
-
-def round_up(value: int, multiple: int) -> int:
-  """The least multiple that is not below `value`."""
-  return -(-value // multiple) * multiple
 
 
 class Arena:
-  """One block of page-aligned host memory that is used save after save."""
+  """One block of page-aligned host memory that is used save after save.
+
+  Attributes:
+    max_bytes: The most that it may hold; None for as much as is asked for.
+  """
 
   def __init__(self, *, max_bytes: int | None = None):
-    self._max_bytes = max_bytes
+    self.max_bytes = max_bytes
     self._memory = np.empty(0, np.uint8)
+    self._has_told = False
 
   def take(self, size_bytes: int) -> np.ndarray:
     """The first `size_bytes` of the memory, which grows to hold them.
 
     Raises:
-      SaveError: That is more than the limit.
+      SaveError: The host has not so much.
     """
-    if self._max_bytes is not None and size_bytes > self._max_bytes:
-      raise errors.SaveError(
-        f'Staging this state takes {size_bytes} bytes of host memory on this '
-        f'process and checkpoint_p.max_host_bytes allows {self._max_bytes}. '
-        'Raise it, or shard the state over more processes.'
-      )
     if self._memory.size < size_bytes:
       self._memory = np.empty(0, np.uint8)
-      self._memory = _page_aligned(size_bytes)
+      try:
+        self._memory = _memory.page_aligned(size_bytes)
+      except (MemoryError, OSError) as e:
+        raise errors.SaveError(
+          f'This host cannot give {size_bytes} bytes of memory for the copy '
+          f'of the state: {e}. Set checkpoint_p.max_host_bytes to what it '
+          'can, or shard the state over more processes.'
+        ) from e
     return self._memory[:size_bytes]
 
-  def touch(self, size_bytes: int) -> None:
-    """Takes memory and touches every page, a little at a time."""
-    memory = self.take(size_bytes)
-    for first in range(0, size_bytes, _HUGE_PAGE):
-      memory[first : first + _HUGE_PAGE] = 0
+  def tell_window(self, size_bytes: int) -> None:
+    """Says, once, that the state is copied a part at a time, and why."""
+    if not self._has_told:
+      self._has_told = True
+      logging.warning(
+        'The copy of the state takes %d bytes on this process and '
+        'checkpoint_p.max_host_bytes allows %s: it is copied and written a '
+        'part at a time, and each save holds up training for most of the '
+        'writing.',
+        size_bytes,
+        self.max_bytes,
+      )
+
+  def touch(self) -> None:
+    """Touches every page of what was taken, a little at a time."""
+    if not _memory.fault_in(self._memory):
+      for first in range(0, self._memory.size, _memory.HUGE_PAGE_BYTES):
+        self._memory[first : first + _memory.HUGE_PAGE_BYTES] = 0
 
   @property
   def size_bytes(self) -> int:
@@ -64,25 +77,16 @@ class Arena:
     return self._memory.size
 
 
-def _page_aligned(size_bytes: int) -> np.ndarray:
-  if not size_bytes:
-    return np.empty(0, np.uint8)
-  flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-  block = mmap.mmap(-1, round_up(size_bytes, _HUGE_PAGE), flags=flags)
-  if hasattr(mmap, 'MADV_HUGEPAGE'):
-    # A kernel without huge pages is slower, not wrong.
-    with contextlib.suppress(OSError):
-      block.madvise(mmap.MADV_HUGEPAGE)
-  return np.frombuffer(block, np.uint8)[:size_bytes]
-
-
 class Progress:
-  """How far the copy has come, for the threads that write behind it."""
+  """How far the copy has come, and how far those who write behind it."""
 
   def __init__(self) -> None:
     self._condition = threading.Condition()
     self._done_bytes = 0
     self._error: BaseException | None = None
+    # Where each task begins that is not done; nothing is before the first.
+    self._open_begins = [0]
+    self._is_abandoned = False
 
   def advance(self, done_bytes: int) -> None:
     """Says that everything before `done_bytes` is copied."""
@@ -106,6 +110,42 @@ class Progress:
         raise errors.SaveError(
           f'Copying the state to host memory failed: {self._error!r}.'
         ) from self._error
+
+  # --- where the copy goes round in memory smaller than the state
+
+  def expect(self, begins: Sequence[int]) -> None:
+    """Says where the tasks begin that read the copy, once they are known."""
+    with self._condition:
+      self._open_begins = sorted(begins)
+      self._condition.notify_all()
+
+  def finish(self, begin: int) -> None:
+    """Says that a task that begins there needs its part no more."""
+    with self._condition:
+      del self._open_begins[bisect.bisect_left(self._open_begins, begin)]
+      self._condition.notify_all()
+
+  def abandon(self) -> None:
+    """Says that nobody will read the copy, whatever is missing of it."""
+    with self._condition:
+      self._is_abandoned = True
+      self._condition.notify_all()
+
+  def wait_for_room(self, needed: int) -> bool:
+    """Blocks until no open task begins before `needed`.
+
+    Returns:
+      False if the copy was abandoned, so that there is no use in more of it.
+    """
+    with self._condition:
+      self._condition.wait_for(
+        lambda: (
+          self._is_abandoned
+          or not self._open_begins
+          or self._open_begins[0] >= needed
+        )
+      )
+      return not self._is_abandoned
 
 
 def run_together(
@@ -172,32 +212,3 @@ def flat_bytes(value: Any) -> np.ndarray:
   if array.dtype.byteorder == '>':
     array = array.astype(array.dtype.newbyteorder('<'))
   return array.reshape(-1).view(np.uint8)
-
-
-class Slabs:
-  """Fresh memory in large blocks, each freed with the last array in it.
-
-  The system gives a block in huge pages, which it fills several times faster
-  than the small ones that an array of its own would get.
-  """
-
-  def __init__(self) -> None:
-    self._slab = np.empty(0, np.uint8)
-
-  def take(self, size_bytes: int) -> np.ndarray:
-    """Memory that begins at a page and is whole pages long."""
-    padded = round_up(size_bytes, fs.BLOCK_BYTES)
-    if padded > _SLAB_BYTES // 4:
-      return aligned_empty(size_bytes)
-    if self._slab.size < padded:
-      self._slab = _page_aligned(_SLAB_BYTES)
-    taken, self._slab = self._slab[:padded], self._slab[padded:]
-    return taken
-
-
-def aligned_empty(size_bytes: int) -> np.ndarray:
-  """Fresh memory that begins at a page and is whole pages long."""
-  padded = round_up(size_bytes, fs.BLOCK_BYTES)
-  raw = np.empty(padded + fs.BLOCK_BYTES, np.uint8)
-  skip = -raw.ctypes.data % fs.BLOCK_BYTES
-  return raw[skip : skip + padded]

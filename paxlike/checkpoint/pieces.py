@@ -23,7 +23,7 @@ from paxlike.checkpoint import (
   _restore,
   _state,
 )
-from paxlike.checkpoint._stores import sharded, sharded_reader
+from paxlike.checkpoint._stores import plans, sharded, sharded_reader
 from paxlike.core import fs
 from paxlike.protos import checkpoint_pb2 as pb
 
@@ -38,8 +38,8 @@ class Cutter:
   def __init__(self, state: Any, *, process: int):
     self._process = process
     apart = _state.take_apart(state)
-    self._layouts = sharded.layouts_of(apart)
-    self._plan = sharded.make_plan(
+    self._layouts = plans.layouts_of(apart)
+    self._plan = plans.make_plan(
       apart, self._layouts, process=process, part_bytes=_PART_BYTES
     )
     self._data_name = _layout.data_name(process, 0)
@@ -80,7 +80,7 @@ class Cutter:
     """
     apart = _state.take_apart(state)
     staged = sharded.Staged(
-      self._plan, sharded.shard_values(apart, self._plan), memory, step=step
+      self._plan, plans.shard_values(apart, self._plan), memory, step=step
     )
     # The sums are made behind the copy, on another thread.
     with futures.ThreadPoolExecutor(1, 'snapshot') as pool:

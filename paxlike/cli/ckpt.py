@@ -180,6 +180,9 @@ def _define_convert(sub: argparse.ArgumentParser) -> None:
   sub.add_argument(
     '--only', metavar='REGEX', help='only leaves whose whole name matches'
   )
+  sub.add_argument(
+    '--dtype', help='cast every floating array, such as float32 or bfloat16'
+  )
   _add_process(sub)
 
 
@@ -335,6 +338,7 @@ def _convert(options: argparse.Namespace) -> int:
     source_format=options.source_format,
     step=options.step,
     only=options.only,
+    dtype=options.dtype,
     process=options.process,
   )
   if options.json:

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 from paxlike import checkpoint
+from paxlike.checkpoint import tools
 from paxlike.core import errors
 from tests.checkpoint import samples as states
+from tests.fakes import clock as fake_clock
 from tests.fakes import faulty_fs
 
 
@@ -144,6 +146,7 @@ import numpy as np
 from paxlike import checkpoint
 from paxlike.core import fs
 from tests.checkpoint import commit_test
+from tests.fakes import clock as fake_clock
 from tests.fakes import faulty_fs
 
 class Kill(faulty_fs.Fault):
@@ -178,3 +181,36 @@ def test_files_and_calls_of_a_save_do_not_grow_with_the_arrays(tmp_path):
     counts.append(len(disk.calls))
     assert len(list((tmp_path / str(size)).rglob('*'))) == 5
   assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize('in_place', [False, True])
+@pytest.mark.parametrize('can_exchange', [True, False])
+def test_an_overwritten_step_keeps_its_pin(tmp_path, in_place, can_exchange):
+  disk = disk_of(in_place=in_place)
+  if not can_exchange:
+    disk.exchange = lambda one, other: False
+  with manager(tmp_path, disk, keep=2) as m:
+    m.save(1, states.small(1))
+    m.save(2, states.small(2))
+    tools.pin(tmp_path, [1])
+    m.save(1, states.small(7), overwrite=True)
+    for step in (3, 4, 5):
+      m.save(step, states.small(step))
+    assert m.steps() == [1, 4, 5]
+    found = m.restore(states.small(), step=1)
+  states.assert_equal(found.state, states.small(7))
+  assert 'pinned' in tools.list_steps(tmp_path).steps[0].keep
+
+
+def test_an_overwritten_step_stays_preserved_by_the_interval(tmp_path):
+  clock = fake_clock.FakeClock()
+  keep = checkpoint.KeepPolicy(max_to_keep=1, keep_interval=3600.0)
+  with checkpoint.CheckpointManager(
+    tmp_path, keep_policy=keep, clock=clock
+  ) as m:
+    for step in (1, 2):
+      m.save(step, states.small(step))
+    m.save(1, states.small(7), overwrite=True)
+    m.save(3, states.small(3))
+    m.wait()
+    assert m.steps() == [1, 3]

@@ -16,7 +16,7 @@ from paxlike.core import errors
     (checkpoint.CheckpointConfig, {'on_save_error': 'ignore'}),
     (checkpoint.CheckpointConfig, {'timeout_s': 0.0}),
     (checkpoint.CheckpointConfig, {'lease_s': -1.0}),
-    (checkpoint.CheckpointConfig, {'max_host_bytes': 0}),
+    (checkpoint.CheckpointConfig, {'max_host_bytes': (8 << 20) - 1}),
     (checkpoint.SavePolicy, {'every_steps': 0}),
     (checkpoint.SavePolicy, {'every_s': 0.0, 'every_steps': 1}),
     (checkpoint.KeepPolicy, {'max_to_keep': 0}),

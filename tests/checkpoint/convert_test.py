@@ -14,6 +14,7 @@ import tensorstore as ts
 from paxlike import checkpoint
 from paxlike.checkpoint import tools
 from paxlike.checkpoint.tools import _bundle, _safetensors, _zarr
+from paxlike.cli import ckpt
 from paxlike.core import errors
 from tests.checkpoint import states
 from tests.fakes import faulty_fs
@@ -406,3 +407,68 @@ def test_each_process_of_a_multi_host_state_is_chosen_by_number(tmp_path):
 
 def test_the_door_names_everything():
   assert checkpoint.tools.Format('zarr3') is tools.Format.ZARR3
+
+
+# --- another dtype
+
+
+def mixed():
+  """Floats of every width beside what is none."""
+  return {
+    'half': np.arange(7).astype(ml_dtypes.bfloat16),
+    'single': np.linspace(-3, 3, 9, dtype=np.float32),
+    'eighth': np.arange(4).astype(ml_dtypes.float8_e4m3fn),
+    'double': np.array([1.5, np.inf, np.nan]),
+    'count': np.array([16777217], np.int32),
+    'on': np.array([True, False]),
+    'key': np.array([1, 2], np.uint32),
+    'complex': np.array([1 + 2j], np.complex64),
+    'rate': 0.1,
+  }
+
+
+@pytest.mark.parametrize('to', ['GDA', 'FLAX', 'safetensors', 'zarr3', 'orbax'])
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_a_dtype_is_that_of_every_floating_array_and_of_no_other(
+  tmp_path, to, dtype
+):
+  state = mixed()
+  if to == 'orbax':
+    del state['rate'], state['complex']
+  source = saved(tmp_path, state)
+  target = tmp_path / 'target'
+  if to == 'safetensors':
+    target = target.with_suffix('.safetensors')
+  ckpt.main(['convert', str(source), str(target), '--to', to, '--dtype', dtype])
+  back = tmp_path / 'back'
+  fixed = to if to not in EXACT[:2] and to != 'GDA' else None
+  tools.convert(target, back, source_format=fixed, step=1)
+  found = restored(back).state
+  for name, value in state.items():
+    if name in ('half', 'single', 'eighth', 'double'):
+      assert found[name].dtype == np.dtype(dtype), name
+      states.assert_equal(found[name], value.astype(dtype), name)
+    else:
+      states.assert_equal(found[name], value, name)
+
+
+def test_typed_keys_are_not_cast(tmp_path):
+  source = saved(tmp_path, {'key': jax.random.key(0), 'x': np.zeros(2)})
+  tools.convert(source, tmp_path / 'to', dtype='bfloat16')
+  arrays = {a.name: a.dtype for a in tools.show(tmp_path / 'to').arrays}
+  assert arrays == {'key': 'key<threefry2x32>', 'x': 'bfloat16'}
+
+
+def test_a_value_that_the_dtype_cannot_hold_is_an_error(tmp_path):
+  source = saved(tmp_path, {'big': np.array([1.0, 1e30]), 'x': np.ones(2)})
+  with pytest.raises(errors.UsageError, match=r"'big'.*1 values.*1e\+30"):
+    tools.convert(source, tmp_path / 'to', dtype='float16')
+  assert not list((tmp_path / 'to').glob('checkpoint_*'))
+
+
+@pytest.mark.parametrize('dtype', ['int32', 'flaot32', 'complex64', ''])
+def test_a_dtype_that_is_not_floating_is_refused(tmp_path, dtype):
+  source = saved(tmp_path, {'x': np.ones(2)})
+  with pytest.raises(errors.UsageError, match='no floating dtype'):
+    tools.convert(source, tmp_path / 'to', dtype=dtype)
+  assert not (tmp_path / 'to').exists()

@@ -64,38 +64,59 @@ def test_a_killed_save_leaves_the_old_steps_or_the_new(
   assert [2, 3] in found['steps']
 
 
+@pytest.mark.parametrize('async_save', [False, True])
 @pytest.mark.parametrize('kind', states.KINDS)
-def test_without_rename_the_manifest_makes_the_step(fuzz: _Fuzz, kind):
-  found = fuzz('save_and_sweep', kind=kind, in_place=True)
+def test_without_rename_the_manifest_makes_the_step(
+  fuzz: _Fuzz, kind, async_save
+):
+  found = fuzz(
+    'save_and_sweep', kind=kind, in_place=True, async_save=async_save
+  )
   assert found['killed'] >= 20
   assert [1, 2] in found['steps']
   assert [2, 3] in found['steps']
 
 
+@pytest.mark.parametrize('async_save', [False, True])
 @pytest.mark.parametrize('kind', states.KINDS)
 @pytest.mark.parametrize('in_place', [False, True])
 def test_a_killed_overwrite_leaves_one_version_whole(
-  fuzz: _Fuzz, kind, in_place
+  fuzz: _Fuzz, kind, in_place, async_save
 ):
-  found = fuzz('overwrite', kind=kind, in_place=in_place)
+  found = fuzz('overwrite', kind=kind, in_place=in_place, async_save=async_save)
   assert found['killed'] >= 20
   assert found['steps'] == [[1, 2]]
 
 
+def test_a_killed_overwrite_leaves_the_step_pinned(fuzz: _Fuzz):
+  found = fuzz('overwrite_pinned')
+  assert found['killed'] >= 22
+  assert found['steps'] == [[1, 2]]
+
+
+@pytest.mark.parametrize('kind', states.KINDS)
+def test_five_crashes_in_a_row_leave_no_more_than_one(fuzz: _Fuzz, kind):
+  found = fuzz('five_lives', kind=kind)
+  assert found['killed'] == 5
+  assert found['most_names'] <= 5
+
+
+@pytest.mark.parametrize('kind', states.KINDS)
 @pytest.mark.parametrize(
   'action', ['forget', 'clear_litter', 'repair_history', 'rm', 'rm_newest']
 )
 def test_killed_while_deleting_or_repairing_no_half_step_shows(
-  fuzz: _Fuzz, action
+  fuzz: _Fuzz, action, kind
 ):
-  found = fuzz(action)
+  found = fuzz(action, kind=kind, async_save=True)
   assert found['killed'] >= 8
   assert len(found['steps']) >= 2
 
 
+@pytest.mark.parametrize('kind', states.KINDS)
 @pytest.mark.parametrize('action', ['pin', 'unpin'])
-def test_killed_while_pinning_the_steps_stay_whole(fuzz: _Fuzz, action):
-  found = fuzz(action)
+def test_killed_while_pinning_the_steps_stay_whole(fuzz: _Fuzz, action, kind):
+  found = fuzz(action, kind=kind)
   assert found['killed'] >= 3
   assert found['steps'] == [[1, 2]]
 

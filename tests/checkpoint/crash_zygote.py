@@ -76,6 +76,14 @@ def _overwrite(directory, disk, how):
     _save(manager, 2, _OTHER, overwrite=True)
 
 
+def _overwrite_pinned(directory, disk, how):
+  tools.pin(directory, [2])
+  try:
+    _overwrite(directory, disk, how)
+  finally:
+    assert (directory / 'checkpoint_00000002' / 'PINNED').exists()
+
+
 def _forget(directory, disk, how):
   with _manager(directory, disk, how) as manager:
     manager.forget_above(1)
@@ -134,6 +142,7 @@ _ACTIONS: dict[str, tuple[_Action, set[tuple[int, ...]]]] = {
   # Name: (what is done, which steps may be there afterwards).
   'save_and_sweep': (_save_and_sweep, {(1, 2), (1, 2, 3), (2, 3)}),
   'overwrite': (_overwrite, {(1, 2)}),
+  'overwrite_pinned': (_overwrite_pinned, {(1, 2)}),
   'forget': (_forget, {(1, 2), (1,)}),
   'clear_litter': (_clear_litter, {(1, 2), (1, 2, 3), (2, 3)}),
   'repair_history': (_repair_history, {(1, 2), (1, 2, 3), (2, 3)}),
@@ -247,6 +256,9 @@ def fuzz(how: dict[str, Any]) -> dict[str, Any]:
         try:
           if how['action'] == 'convert':
             _check_converted(directory)
+          if how['action'] == 'overwrite_pinned':
+            pin = directory / 'checkpoint_00000002' / 'PINNED'
+            assert pin.exists(), 'The pin is lost.'
           found.add(_check(directory, allowed, how))
         except AssertionError as e:
           what = 'torn' if is_torn else 'killed'
@@ -256,6 +268,36 @@ def fuzz(how: dict[str, Any]) -> dict[str, Any]:
           break
         counts['torn' if is_torn else 'killed'] += 1
   return {**counts, 'steps': sorted(found)}
+
+
+def five_lives(how: dict[str, Any]) -> dict[str, Any]:
+  """One run that is killed in five saves, each time somewhere else.
+
+  Returns:
+    'killed', how often; 'most_names', how many names there were at most.
+  """
+  most_names = killed = 0
+
+  def live(directory, disk, how):
+    with _manager(directory, disk, how) as manager:
+      for _ in range(3):
+        step = (manager.latest_step() or 0) + 1
+        _save(manager, step)
+
+  with tempfile.TemporaryDirectory(dir='/dev/shm') as root:
+    directory = pathlib.Path(root) / 'run'
+    for life in range(5):
+      fault = faulty_fs.DieAt(60 + 7 * life)
+      killed += _run_child(live, directory, fault, how)
+      most_names = max(most_names, len(os.listdir(directory)))
+      with states.manager(directory, how['kind'], read_only=True) as reader:
+        found = reader.restore()
+      states.assert_equal(found.state, states.plain(found.step))
+    with _manager(directory, faulty_fs.FaultyFileSystem(), how) as manager:
+      _save(manager, (manager.latest_step() or 0) + 1)
+    litter = [n for n in os.listdir(directory) if n.startswith(_LITTER)]
+    assert not litter, litter
+  return {'killed': killed, 'most_names': most_names}
 
 
 def main() -> None:
@@ -268,7 +310,8 @@ def main() -> None:
       tools.convert(f'{path}/{kind}', f'{path}/to_{kind}', to=kind)
   for line in sys.stdin:
     try:
-      answer = fuzz(json.loads(line))
+      how = json.loads(line)
+      answer = five_lives(how) if how['action'] == 'five_lives' else fuzz(how)
     except BaseException as e:  # noqa: BLE001 (answered)
       traceback.print_exc()
       answer = {'error': f'{type(e).__name__}: {e}'}

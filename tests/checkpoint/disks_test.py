@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from paxlike import checkpoint
-from paxlike.core import errors, fs
+from paxlike.core import errors
+from tests.fakes import faulty_fs
 
 is_root = os.geteuid() == 0
 
@@ -101,40 +102,16 @@ def test_another_user_reads_but_does_not_write():
         assert manager.restore().step == 1
 
 
-class Late(fs.LocalFileSystem):
-  """A disk that now and then takes a moment."""
-
-  num_threads = 1
-
-  def __init__(self, seed):
-    self._random = random.Random(seed)
-
-  def _wait(self):
-    if self._random.random() < 0.3:
-      time.sleep(self._random.random() * 0.004)
-
-
-def _delayed(name):
-  original = getattr(fs.LocalFileSystem, name)
-
-  def method(self, *args):
-    self._wait()
-    return original(self, *args)
-
-  return method
-
-
-for _name in (
-  'read_bytes',
-  'write_new',
-  'exists',
-  'list_dir',
-  'rename',
-  'remove',
-  'open_read',
-  'create',
-):
-  setattr(Late, _name, _delayed(_name))
+def late(seed: int) -> faulty_fs.FaultyFileSystem:
+  """A disk that takes its time at every single call."""
+  chance = random.Random(seed)
+  return faulty_fs.FaultyFileSystem(
+    faulty_fs.DelayWhen(
+      lambda number, call: True,
+      lambda: time.sleep(chance.expovariate(1.0) * 0.0004),
+    ),
+    num_threads=1,
+  )
 
 
 WRITER = """
@@ -147,7 +124,7 @@ keep = checkpoint.KeepPolicy(max_to_keep=1)
 config = checkpoint.CheckpointConfig(lease_s={lease_s})
 with checkpoint.CheckpointManager(
   {directory!r}, keep_policy=keep, config=config,
-  file_system=disks_test.Late(1),
+  file_system=disks_test.late(1),
 ) as manager:
   step = 0
   while not sys.stdin.closed and step < 100000:
@@ -157,6 +134,9 @@ with checkpoint.CheckpointManager(
     if step == 1:
       print('ready', flush=True)
 """
+
+
+NUM_ROUNDS = 200
 
 
 @pytest.mark.slow
@@ -170,26 +150,32 @@ def test_a_reader_beside_a_sweep_never_fails_and_never_mixes_steps(
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
   )
+  disk = late(2)
+  if not can_lease:
+
+    def refuse(path, data):
+      raise PermissionError(13, 'Permission denied')
+
+    disk.write_new = refuse
   try:
     assert writer.stdout.readline() == b'ready\n'
-    seen = set()
-
-    class Reader(Late):
-      def write_new(self, path, data):
-        if not can_lease:
-          raise PermissionError(13, 'Permission denied')
-        super().write_new(path, data)
-
+    seen = []
     with checkpoint.CheckpointManager(
-      tmp_path, read_only=True, file_system=Reader(2)
+      tmp_path, read_only=True, file_system=disk
     ) as manager:
-      for _ in range(60):
+      for _ in range(NUM_ROUNDS):
+        assert manager.steps()
         found = manager.restore()
         values = {int(v) for leaf in found.state.values() for v in leaf}
         assert values == {found.step}
-        seen.add(found.step)
-    assert len(seen) > 10
+        seen.append(found.step)
+    assert seen == sorted(seen)
+    assert len(set(seen)) > NUM_ROUNDS // 4
     assert writer.poll() is None
+    # Each call was late, those on open files as well.
+    assert {'list_dir', 'read_bytes', 'open_read', 'read_into', 'exists'} <= {
+      call.method for call in disk.calls
+    }
   finally:
     writer.kill()
     writer.wait()

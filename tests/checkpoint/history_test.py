@@ -75,3 +75,27 @@ def test_a_step_that_was_copied_in_is_adopted_and_one_taken_away_forgotten(
   with checkpoint.CheckpointManager(tmp_path / 'a') as manager:
     assert manager.steps() == [1, 2]
   assert 'Steps [3]' in caplog.text
+
+
+@pytest.mark.parametrize('name', ['checkpoint_100000000', 'checkpoint_7'])
+def test_a_newest_step_that_lost_its_manifest_is_told_whatever_its_width(
+  tmp_path, name
+):
+  step = int(name.removeprefix('checkpoint_'))
+  with checkpoint.CheckpointManager(tmp_path) as manager:
+    for each in (step - 1, step):
+      manager.save(each, samples.small(each))
+  written = tmp_path / f'checkpoint_{step:08d}'
+  if written.name != name:
+    os.rename(written, tmp_path / name)
+  os.unlink(tmp_path / name / 'MANIFEST')
+  with pytest.raises(errors.CheckpointDamagedError, match=f'{name}/MANIFEST'):
+    checkpoint.CheckpointManager(tmp_path)
+  with (
+    checkpoint.CheckpointManager(tmp_path, read_only=True) as reader,
+    pytest.raises(errors.CheckpointDamagedError, match=f'{name}/MANIFEST'),
+  ):
+    reader.restore()
+  config = checkpoint.CheckpointConfig(fallback=True)
+  with checkpoint.CheckpointManager(tmp_path, config=config) as manager:
+    assert manager.restore(samples.small()).step == step - 1

@@ -182,13 +182,6 @@ def test_the_memory_of_the_copy_is_used_again(tmp_path):
       )
 
 
-def test_a_state_beyond_the_memory_limit_is_an_error_at_once(tmp_path):
-  with manager(tmp_path, max_host_bytes=1000) as m:
-    with pytest.raises(errors.SaveError, match='max_host_bytes'):
-      m.save(1, {'x': jnp.zeros(10_000)})
-    assert m.steps() == []
-
-
 def test_mixed_keys_are_refused_before_anything_is_written(tmp_path):
   with manager(tmp_path) as m, pytest.raises(errors.ConfigError, match='mixes'):
     m.save(1, {0: np.zeros(1), '0': np.zeros(1)})

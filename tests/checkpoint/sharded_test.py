@@ -10,7 +10,7 @@ import pytest
 
 from paxlike import checkpoint
 from paxlike.checkpoint import _boxes, _state
-from paxlike.checkpoint._stores import sharded
+from paxlike.checkpoint._stores import plans
 from paxlike.core import errors, fs
 from tests.checkpoint import samples
 
@@ -161,8 +161,8 @@ def test_a_header_of_another_step_is_not_taken(tmp_path):
 
 def test_a_plan_leaves_no_byte_out_and_none_twice():
   apart = _state.take_apart(samples.varied())
-  plan = sharded.make_plan(
-    apart, sharded.layouts_of(apart), process=0, part_bytes=1 << 30
+  plan = plans.make_plan(
+    apart, plans.layouts_of(apart), process=0, part_bytes=1 << 30
   )
   end = 0
   for entry in plan.entries:

@@ -13,6 +13,7 @@ from paxlike.checkpoint import (
   _boxes,
   _integrity,
   _layout,
+  _memory,
   _staging,
   _state,
 )
@@ -23,9 +24,24 @@ from paxlike.protos import checkpoint_pb2 as pb
 _ALIGN = 64
 
 
-def staging_bytes(state: _state.State) -> int:
-  """Host memory that the copy of a state takes."""
-  return sum(_staging.round_up(i.num_bytes, _ALIGN) for i in state.arrays)
+def take(
+  state: _state.State, arena: _staging.Arena, *, is_writer: bool
+) -> np.ndarray:
+  """Host memory for the copy of a state; none where nothing is written.
+
+  Raises:
+    ConfigError: It is more than the arena may hold, on some process.
+    SaveError: The host has not so much.
+  """
+  size_bytes = sum(_memory.round_up(i.num_bytes, _ALIGN) for i in state.arrays)
+  if arena.max_bytes is not None and size_bytes > arena.max_bytes:
+    raise errors.ConfigError(
+      f'A flax file is made of the whole state, which takes {size_bytes} '
+      'bytes of host memory, and checkpoint_p.max_host_bytes allows '
+      f"{arena.max_bytes}. Raise it, or set checkpoint_p.type='GDA', which "
+      'copies a large state a part at a time.'
+    )
+  return arena.take(size_bytes if is_writer else 0)
 
 
 class Staged:
@@ -51,8 +67,7 @@ class Staged:
       _whole_value(info, value)
       for info, value in zip(state.arrays, state.values, strict=True)
     ]
-    size_bytes = staging_bytes(state) if self._is_writer else 0
-    self._memory = arena.take(size_bytes)
+    self._memory = take(state, arena, is_writer=self._is_writer)
 
   def fill(self) -> None:
     """Copies every array; after it the state may change or vanish."""
@@ -68,12 +83,15 @@ class Staged:
       self._progress.fail(e)
       raise
 
+  def abandon(self) -> None:
+    """`fill` waits for nobody."""
+
   def _views(self) -> list[tuple[np.ndarray, _state.ArrayInfo]]:
     found = []
     at = 0
     for info in self._infos:
       found.append((self._memory[at : at + info.num_bytes], info))
-      at += _staging.round_up(info.num_bytes, _ALIGN)
+      at += _memory.round_up(info.num_bytes, _ALIGN)
     return found
 
   def write(
@@ -144,7 +162,7 @@ def _whole_value(info: _state.ArrayInfo, value: Any) -> Any:
     return value
   if value.is_fully_replicated:
     return value.addressable_data(0)
-  raise errors.SaveError(
+  raise errors.ConfigError(
     f'Array {info.name!r} ({info}) is spread over processes, which a flax '
     "file cannot hold. Set checkpoint_p.type='GDA'."
   )
@@ -164,11 +182,13 @@ class FlaxReader:
     manifest: pb.Manifest,
     *,
     process: int,
+    verify: bool = True,
   ):
     self._fs = file_system
     self._directory = directory
     self._manifest = manifest
     self._process = process
+    self._verify = verify
     self._leaves: dict[str, np.ndarray] | None = None
     self.bytes_read = 0
 
@@ -193,17 +213,25 @@ class FlaxReader:
       from flax import serialization
 
       files = self._files()
+      path = fs.join(self._directory, files.index_file)
       payload = requests.read_framed(
         self._fs,
-        fs.join(self._directory, files.index_file),
+        path,
         kind=_integrity.Kind.MSGPACK,
         manifest=self._manifest,
         size=files.index_size,
         crc=files.index_crc32c,
+        verify=self._verify,
       )
       self.bytes_read += files.index_size
-      content: Any = serialization.msgpack_restore(payload)
-      self._leaves = content['leaves']
+      try:
+        content: Any = serialization.msgpack_restore(payload)
+        self._leaves = content['leaves']
+      except Exception as e:
+        # Only unchecked bytes can be no msgpack.
+        raise errors.CheckpointDamagedError(
+          f'{path} is damaged: {type(e).__name__}: {e}.'
+        ) from e
     return self._leaves or {}
 
   def read(self, wanted: list[requests.Request]) -> None:
@@ -213,6 +241,11 @@ class FlaxReader:
     leaves = self.leaves()
     for request in wanted:
       info = _state.info_from_proto(self._manifest.arrays[request.array])
+      if info.name not in leaves:
+        raise errors.CheckpointDamagedError(
+          f'{self._directory} is damaged: array {info.name!r} is not in the '
+          f'file of process {self._process}.'
+        )
       value = np.asarray(leaves[info.name])
       if value.shape != info.shape or value.dtype != info.dtype:
         raise errors.RestoreMismatchError(

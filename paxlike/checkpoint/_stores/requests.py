@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from paxlike.checkpoint import _boxes, _integrity, _staging, _state
+from paxlike.checkpoint import _boxes, _integrity, _memory, _state
 from paxlike.core import errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
 
@@ -38,7 +38,7 @@ def make(
   array: int,
   box: _boxes.Box,
   info: _state.ArrayInfo,
-  slabs: _staging.Slabs | None = None,
+  slabs: _memory.Slabs | None = None,
 ) -> Request:
   """A request with fresh memory that nothing else will ever use.
 
@@ -53,7 +53,7 @@ def make(
   memory = (
     np.empty(num_bytes, np.uint8)
     if num_bytes < IN_PLACE_BYTES
-    else (slabs or _staging.Slabs()).take(num_bytes)
+    else (slabs or _memory.Slabs()).take(num_bytes)
   )
   out = memory[:num_bytes].view(info.dtype).reshape(box.shape)
   return Request(array, box, out, memory)
@@ -75,8 +75,11 @@ def read_framed(
   manifest: pb.Manifest,
   size: int,
   crc: int,
+  verify: bool = True,
 ) -> bytes:
   """Reads a framed file that a manifest names and checks all of it.
+
+  Without `verify` only its length and whose it is are checked, not its bytes.
 
   Raises:
     CheckpointDamagedError: It is not the file that was committed.
@@ -92,9 +95,14 @@ def read_framed(
       f'{path} is damaged: it has {len(data)} bytes, not {size}.'
     )
   payload = _integrity.unpack(
-    data, kind=kind, path=path, step=manifest.step, attempt=manifest.attempt
+    data,
+    kind=kind,
+    path=path,
+    step=manifest.step,
+    attempt=manifest.attempt,
+    verify=verify,
   )
-  if _integrity.crc32c(data) != crc:
+  if verify and _integrity.crc32c(data) != crc:
     raise errors.CheckpointDamagedError(
       f'{path} is damaged: it is whole but not the file that was committed.'
     )

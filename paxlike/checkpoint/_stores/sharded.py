@@ -1,203 +1,97 @@
 """Arrays in one stream of bytes a process: written in big aligned pieces.
 
-The stream is all boxes of one process, large ones first, each at a multiple of
-4 KiB, then small ones, each at a multiple of 64 bytes; zeros fill the gaps. It
-is cut into data files of at most `part_bytes`, and each file begins with a
-page that says whose it is. Host memory holds the same image, so that a file is
-written straight from it.
+`plans` says what goes where. Host memory holds the image of the files, or as
+much of it as there is room for, so that a file is written straight from it.
 """
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from paxlike.checkpoint import (
-  _boxes,
-  _integrity,
-  _layout,
-  _staging,
-  _state,
-)
+from paxlike.checkpoint import _integrity, _layout, _staging
+from paxlike.checkpoint._stores import plans
 from paxlike.core import fs
 from paxlike.protos import checkpoint_pb2 as pb
 
-if TYPE_CHECKING:
-  import jax
-
-HEADER_BYTES = fs.BLOCK_BYTES
-_SMALL_ALIGN = 64
-# From this size on a box begins at a page: O_DIRECT then reads it in place.
-_LARGE_BYTES = 256 << 10
 _STRIPE_BYTES = 16 << 20
-# From this size on the holders of an array take turns in writing its replicas.
-_SHARED_BYTES = 1 << 20
+
+
+def _lead(place: int) -> int:
+  """What is written before a piece that begins there: the page of the file."""
+  return plans.HEADER_BYTES if place == plans.HEADER_BYTES else 0
 
 
 @dataclasses.dataclass(frozen=True)
-class Entry:
-  """One box of this process and its place in the stream."""
-
-  array: int
-  box_number: int
-  box: _boxes.Box
-  offset: int
-  num_bytes: int
-  extent: int  # with the zeros up to the next box
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """Where each box of this process goes.
+class _Task:
+  """Something to do with a part of the copy.
 
   Attributes:
-    entries: In the order of the stream.
-    total_bytes: Length of the stream, whole pages.
-    part_bytes: How much of it one data file holds.
+    begin: First place of the image that it looks at.
+    end: How much of the stream must be copied before.
+    run: Does it.
   """
 
-  entries: tuple[Entry, ...]
-  total_bytes: int
-  part_bytes: int
-
-  @property
-  def num_parts(self) -> int:
-    """How many data files."""
-    return -(-self.total_bytes // self.part_bytes)
-
-  @property
-  def image_bytes(self) -> int:
-    """Host memory for the stream with the pages that begin each file."""
-    return self.total_bytes + self.num_parts * HEADER_BYTES
-
-  def part_size(self, part: int) -> int:
-    """Length of one data file."""
-    left = self.total_bytes - part * self.part_bytes
-    return HEADER_BYTES + min(left, self.part_bytes)
-
-  def pieces(self, offset: int, length: int) -> Iterator[tuple[int, int, int]]:
-    """Cuts a range of the stream by files: (part, place in file, length)."""
-    return pieces(self.part_bytes, offset, length)
-
-  def image_place(self, part: int, place: int) -> int:
-    """Where a place of a file lies in host memory."""
-    return part * (self.part_bytes + HEADER_BYTES) + place
+  begin: int
+  end: int
+  run: Callable[[], None]
 
 
-def pieces(
-  part_bytes: int, offset: int, length: int
-) -> Iterator[tuple[int, int, int]]:
-  """Cuts a range of a stream by files: (part, place in file, length)."""
-  while length > 0:
-    part, within = divmod(offset, part_bytes)
-    count = min(length, part_bytes - within)
-    yield part, HEADER_BYTES + within, count
-    offset += count
-    length -= count
+@dataclasses.dataclass(frozen=True)
+class _Output:
+  """The open data files, and the page that each begins with."""
+
+  writers: list[fs.Writer]
+  header: np.ndarray
 
 
-def layouts_of(state: _state.State) -> list[_boxes.Layout]:
-  """How each array of a state is cut, and which process writes which box."""
-  import jax
+class _Sums:
+  """The sums of all blocks, in the order of the entries.
 
-  return [
-    _boxes.layout_of(
-      value.sharding,
-      info.shape,
-      # Small arrays stay together: who reads them opens one index.
-      turn=number if info.num_bytes >= _SHARED_BYTES else 0,
-    )
-    if isinstance(value, jax.Array)
-    else _boxes.single_layout(info.shape)
-    for number, (info, value) in enumerate(
-      zip(state.arrays, state.values, strict=True)
-    )
-  ]
+  Attributes:
+    values: All of them.
+  """
 
+  def __init__(self, plan: plans.Plan):
+    block = _integrity.BLOCK_BYTES
+    counts = [-(-entry.extent // block) for entry in plan.entries]
+    self._firsts = [0, *itertools.accumulate(counts)]
+    self.values = np.zeros(self._firsts[-1], np.uint32)
 
-def make_plan(
-  state: _state.State,
-  layouts: list[_boxes.Layout],
-  *,
-  process: int,
-  part_bytes: int,
-) -> Plan:
-  """Decides where each box that `process` writes goes in its stream."""
-  mine: list[tuple[int, int, _boxes.Box, int]] = []
-  for number, (info, layout) in enumerate(
-    zip(state.arrays, layouts, strict=True)
-  ):
-    for i, (box, owner) in enumerate(
-      zip(layout.boxes, layout.owners, strict=True)
-    ):
-      if owner == process and box.size:
-        mine.append((number, i, box, box.size * info.dtype.itemsize))
-  mine.sort(key=lambda m: (m[3] < _LARGE_BYTES, m[0], m[1]))
-  offsets: list[int] = []
-  end = 0
-  for _, _, _, num_bytes in mine:
-    align = fs.BLOCK_BYTES if num_bytes >= _LARGE_BYTES else _SMALL_ALIGN
-    offsets.append(_staging.round_up(end, align))
-    end = offsets[-1] + num_bytes
-  total = _staging.round_up(end, fs.BLOCK_BYTES)
-  entries = tuple(
-    Entry(number, i, box, offset, num_bytes, following - offset)
-    for (number, i, box, num_bytes), offset, following in zip(
-      mine, offsets, [*offsets, total][1:], strict=True
-    )
-  )
-  return Plan(entries, total, part_bytes)
-
-
-def shard_values(state: _state.State, plan: Plan) -> list[Any]:
-  """The single-device or NumPy array that holds each entry of a plan."""
-  import jax
-
-  # Arrays of one sharding and shape have their shards in one order, and asking
-  # an array for all its shards is slow.
-  places: dict[Any, dict[_boxes.Box, int]] = {}
-  found: list[Any] = []
-  for entry in plan.entries:
-    value = state.values[entry.array]
-    if not isinstance(value, jax.Array):
-      found.append(value)
-    elif value.is_fully_replicated:
-      found.append(value.addressable_data(0))
-    else:
-      key = (value.sharding, value.shape)
-      if key not in places:
-        places[key] = _places_of(value)
-      found.append(value.addressable_data(places[key][entry.box]))
-  return found
-
-
-def _places_of(value: 'jax.Array') -> dict[_boxes.Box, int]:
-  """Which of the array's local parts holds each box."""
-  devices = value.sharding.addressable_devices_indices_map(value.shape)
-  places: dict[_boxes.Box, int] = {}
-  for i in range(len(devices)):
-    (device,) = value.addressable_data(i).devices()
-    box = _boxes.from_index(devices[device] or (), value.shape)
-    places.setdefault(box, i)
-  return places
+  def put(self, entry: int, first: int, crcs: list[int]) -> None:
+    """Sets the sums of the blocks of an entry from byte `first` on."""
+    at = self._firsts[entry] + first // _integrity.BLOCK_BYTES
+    self.values[at : at + len(crcs)] = crcs
 
 
 class Staged:
   """A state being copied to host memory and written behind the copy.
 
   `fill` runs on the thread that owns the state, `write` on another; neither
-  waits for the other longer than it must.
+  waits for the other longer than it must. Where the memory is smaller than
+  the image, place p of the image lies at p modulo its size, and `fill` waits
+  until what was there before is written and summed.
   """
 
   def __init__(
-    self, plan: Plan, values: list[Any], memory: np.ndarray, *, step: int
+    self, plan: plans.Plan, values: list[Any], memory: np.ndarray, *, step: int
   ):
     self._plan = plan
     self._values = values
     self._memory = memory
     self._step = step
+    self._is_whole = memory.size >= plan.image_bytes
+    # No task spans more than half of the memory, or none could begin.
+    quarter = memory.size // 4
+    self._stripe = (
+      _STRIPE_BYTES
+      if self._is_whole
+      else min(_STRIPE_BYTES, quarter - quarter % _integrity.BLOCK_BYTES)
+    )
+    self._copied = 0
     self._progress = _staging.Progress()
 
   def fill(self) -> None:
@@ -209,30 +103,57 @@ class Staged:
         _staging.prefetch(values, i)
         source = _staging.flat_bytes(values[i])
         values[i] = None
-        self._copy(entry, source)
+        for first in range(0, entry.extent, self._stripe):
+          last = min(first + self._stripe, entry.extent)
+          done = entry.offset + last
+          if not (self._is_whole or self._has_room(done)):
+            return
+          self._copy(entry, source, first, last)
+          self._copied = done
+          if done - told >= self._stripe // 4:
+            told = done
+            self._progress.advance(done)
         del source
-        done = entry.offset + entry.extent
-        if done - told >= _STRIPE_BYTES // 4:
-          told = done
-          self._progress.advance(done)
       self._progress.advance(self._plan.total_bytes)
     except BaseException as e:
       self._progress.fail(e)
       raise
 
-  def _copy(self, entry: Entry, source: np.ndarray) -> None:
-    done = 0
-    for part, place, count in self._plan.pieces(entry.offset, entry.num_bytes):
-      at = self._plan.image_place(part, place)
+  def _has_room(self, done: int) -> bool:
+    # Who is to make room may be waiting for what was not told yet.
+    self._progress.advance(self._copied)
+    end = self._plan.image_place(*self._plan.place_of(done - 1)) + 1
+    return self._progress.wait_for_room(end - self._memory.size)
+
+  def abandon(self) -> None:
+    """Lets `fill` end at once where it waits for a writer that has failed."""
+    self._progress.abandon()
+
+  def _copy(
+    self, entry: plans.Entry, source: np.ndarray, first: int, last: int
+  ) -> None:
+    """Copies a range of an extent: bytes of the box, then zeros."""
+    middle = min(last, entry.num_bytes)
+    for view in self._views(entry.offset + first, middle - first):
       # A slice of both keeps this one memory copy, without the GIL.
-      self._memory[at : at + count] = source[done : done + count]
-      done += count
-    gap = entry.extent - entry.num_bytes
-    for part, place, count in self._plan.pieces(
-      entry.offset + entry.num_bytes, gap
-    ):
-      at = self._plan.image_place(part, place)
-      self._memory[at : at + count] = 0
+      view[:] = source[first : first + view.size]
+      first += view.size
+    if last > entry.num_bytes:
+      for view in self._views(entry.offset + first, last - first):
+        view[:] = 0
+
+  def _views(self, offset: int, length: int) -> Iterator[np.ndarray]:
+    """The memory of a range of the stream."""
+    for part, place, count in self._plan.pieces(offset, length):
+      yield from self._image(self._plan.image_place(part, place), count)
+
+  def _image(self, at: int, count: int) -> Iterator[np.ndarray]:
+    """The memory of a range of the image, in two pieces where it goes round."""
+    at %= self._memory.size
+    left = self._memory.size - at
+    yield self._memory[at : at + min(count, left)]
+    if count > left:
+      yield self._memory[: count - left]
 
   def write(
     self,
@@ -253,10 +174,10 @@ class Staged:
       kind=_integrity.Kind.DATA_HEADER,
       step=self._step,
       attempt=attempt,
-    ).ljust(HEADER_BYTES, b'\0')
-    crcs: list[list[int]] = [[] for _ in self._plan.entries]
-    self._write_parts(file_system, directory, names, header, crcs)
-    index = self._index(process, attempt, crcs)
+    ).ljust(plans.HEADER_BYTES, b'\0')
+    sums = _Sums(self._plan)
+    self._write_parts(file_system, directory, names, header, sums)
+    index = self._index(process, attempt, sums)
     index_name = _layout.index_name(process, tag=tag)
     file_system.write_new(fs.join(directory, index_name), index)
     return pb.ProcessFiles(
@@ -276,11 +197,8 @@ class Staged:
     directory: str,
     names: list[str],
     header: bytes,
-    crcs: list[list[int]],
+    sums: '_Sums',
   ) -> None:
-    for part in range(self._plan.num_parts):
-      at = self._plan.image_place(part, 0)
-      self._memory[at : at + HEADER_BYTES] = np.frombuffer(header, np.uint8)
     writers: list[fs.Writer] = []
     try:
       # All files are opened, and their room reserved, before a byte is sent.
@@ -290,9 +208,15 @@ class Staged:
             fs.join(directory, name), self._plan.part_size(part)
           )
         )
-      tasks = [*self._tasks(file_system, writers, crcs)]
+      output = _Output(writers, np.frombuffer(header, np.uint8))
+      tasks = [
+        *self._write_tasks(output, whole_parts=file_system.whole_parts),
+        *self._sum_tasks(sums),
+      ]
+      self._progress.expect([task.begin for task in tasks])
+      tasks.sort(key=lambda task: task.end)
       _staging.run_together(
-        [task for _, task in sorted(tasks, key=lambda t: t[0])],
+        [functools.partial(self._run, task) for task in tasks],
         num_threads=file_system.num_threads,
         name='checkpoint-write',
       )
@@ -302,61 +226,81 @@ class Staged:
         name='checkpoint-sync',
       )
     except BaseException:
+      self.abandon()
       for writer in writers:
         writer.abort()
       raise
 
-  def _tasks(
-    self,
-    file_system: fs.FileSystem,
-    writers: list[fs.Writer],
-    crcs: list[list[int]],
-  ) -> Iterator[tuple[int, Callable[[], None]]]:
-    """What to do and how much of the stream must be copied before."""
+  def _run(self, task: '_Task') -> None:
+    self._progress.wait_for(task.end)
+    task.run()
+    self._progress.finish(task.begin)
+
+  def _write_tasks(
+    self, output: '_Output', *, whole_parts: bool
+  ) -> Iterator['_Task']:
     plan = self._plan
-    stripe = plan.part_bytes if file_system.whole_parts else _STRIPE_BYTES
+    stripe = plan.part_bytes if whole_parts else self._stripe
     for first in range(0, plan.total_bytes, stripe):
       last = min(first + stripe, plan.total_bytes)
-      yield last, functools.partial(self._write_range, first, last, writers)
-    group: list[int] = []
-    for i, entry in enumerate(plan.entries):
-      group.append(i)
-      end = entry.offset + entry.extent
-      if end - plan.entries[group[0]].offset >= _STRIPE_BYTES or i + 1 == len(
-        plan.entries
-      ):
-        yield end, functools.partial(self._sum_group, group, end, crcs)
-        group = []
-
-  def _write_range(
-    self, first: int, last: int, writers: list[fs.Writer]
-  ) -> None:
-    self._progress.wait_for(last)
-    for part, place, count in self._plan.pieces(first, last - first):
-      # The page that names the file travels with the first piece after it.
-      lead = HEADER_BYTES if place == HEADER_BYTES else 0
-      at = self._plan.image_place(part, place - lead)
-      data = memoryview(self._memory.data)[at : at + count + lead]
-      writers[part].write_at(place - lead, data)
-
-  def _sum_group(
-    self, group: list[int], end: int, crcs: list[list[int]]
-  ) -> None:
-    self._progress.wait_for(end)
-    for i in group:
-      entry = self._plan.entries[i]
-      spans = [
-        self._memory[at : at + count]
-        for part, place, count in self._plan.pieces(entry.offset, entry.extent)
-        for at in [self._plan.image_place(part, place)]
-      ]
-      crcs[i] = _integrity.block_crcs(
-        spans[0] if len(spans) == 1 else np.concatenate(spans)
+      part, place = plan.place_of(first)
+      begin = plan.image_place(part, place - _lead(place))
+      yield _Task(
+        begin, last, functools.partial(self._write_range, first, last, output)
       )
 
-  def _index(
-    self, process: int, attempt: bytes, crcs: list[list[int]]
-  ) -> bytes:
+  def _write_range(self, first: int, last: int, output: '_Output') -> None:
+    for part, place, count in self._plan.pieces(first, last - first):
+      # The page that names the file travels with the first piece after it.
+      lead = _lead(place)
+      at = self._plan.image_place(part, place - lead)
+      if lead:
+        for view in self._image(at, lead):
+          view[:] = output.header
+      where = place - lead
+      for view in self._image(at, count + lead):
+        output.writers[part].write_at(where, view.data)
+        where += view.size
+
+  def _sum_tasks(self, sums: '_Sums') -> Iterator['_Task']:
+    """Sums of ranges of extents, neighbours together up to a stripe."""
+    group: list[tuple[int, int, int]] = []
+    begin = end = 0
+    for i, entry in enumerate(self._plan.entries):
+      for first in range(0, entry.extent, self._stripe):
+        last = min(first + self._stripe, entry.extent)
+        if group and entry.offset + last - begin > self._stripe:
+          yield self._sum_task(group, begin, end, sums)
+          group = []
+        if not group:
+          begin = entry.offset + first
+        group.append((i, first, last))
+        end = entry.offset + last
+    if group:
+      yield self._sum_task(group, begin, end, sums)
+
+  def _sum_task(
+    self,
+    group: list[tuple[int, int, int]],
+    begin: int,
+    end: int,
+    sums: '_Sums',
+  ) -> '_Task':
+    return _Task(
+      self._plan.image_place(*self._plan.place_of(begin)),
+      end,
+      functools.partial(self._sum_group, group, sums),
+    )
+
+  def _sum_group(
+    self, group: list[tuple[int, int, int]], sums: '_Sums'
+  ) -> None:
+    for i, first, last in group:
+      views = [*self._views(self._plan.entries[i].offset + first, last - first)]
+      data = views[0] if len(views) == 1 else np.concatenate(views)
+      sums.put(i, first, _integrity.block_crcs(data))
+
+  def _index(self, process: int, attempt: bytes, sums: '_Sums') -> bytes:
     entries = self._plan.entries
     index = pb.Index(
       format=_integrity.FORMAT,
@@ -369,7 +313,7 @@ class Staged:
       box=[e.box_number for e in entries],
       offset=[e.offset for e in entries],
       bytes=[e.num_bytes for e in entries],
-      crc32c=[crc for each in crcs for crc in each],
+      crc32c=sums.values.tolist(),
     )
     return _integrity.pack(
       index.SerializeToString(),

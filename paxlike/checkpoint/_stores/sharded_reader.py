@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from paxlike.checkpoint import _boxes, _integrity, _staging, _state
-from paxlike.checkpoint._stores import requests, sharded
+from paxlike.checkpoint import _boxes, _integrity, _memory, _staging, _state
+from paxlike.checkpoint._stores import plans, requests
 from paxlike.core import errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
 
@@ -110,7 +110,7 @@ class _ProcessStream:
   def read(self, offset: int, into: np.ndarray) -> None:
     """Fills a flat uint8 array from the stream."""
     done = 0
-    for part, place, count in sharded.pieces(
+    for part, place, count in plans.pieces(
       self.index.part_bytes, offset, into.size
     ):
       if part >= len(self.readers):
@@ -132,7 +132,7 @@ class _ProcessStream:
 
   def name_at(self, offset: int) -> tuple[str, int]:
     """The data file that holds a place of the stream, and the place in it."""
-    part, place, _ = next(sharded.pieces(self.index.part_bytes, offset, 1))
+    part, place, _ = next(plans.pieces(self.index.part_bytes, offset, 1))
     return self.names[part], place
 
 
@@ -159,7 +159,7 @@ def read_index(
 
 def check_header(reader: fs.Reader, path: str, manifest: pb.Manifest) -> None:
   """Checks the page that begins a data file, its zeros included."""
-  page = bytearray(sharded.HEADER_BYTES)
+  page = bytearray(plans.HEADER_BYTES)
   reader.read_into(0, memoryview(page))
   size = _integrity.HEADER_BYTES + 4
   _integrity.unpack(
@@ -323,7 +323,7 @@ class ShardedReader:
     info = self._infos[saved.array]
     num_bytes = box.size * info.dtype.itemsize
     begin = first - first % _BLOCK
-    end = min(_staging.round_up(first + num_bytes, _BLOCK), saved.extent)
+    end = min(_memory.round_up(first + num_bytes, _BLOCK), saved.extent)
     memory = self._bounce(end - begin)
     self._read_checked(saved, begin, memory)
     values = memory[first - begin : first - begin + num_bytes]
@@ -370,7 +370,8 @@ class ShardedReader:
     """Memory of this thread for what cannot be read in place."""
     kept = getattr(self._scratch, 'memory', None)
     if kept is None or kept.size < size_bytes:
-      kept = _staging.aligned_empty(max(size_bytes, _CHUNK_BYTES))
+      kept = _memory.page_aligned(max(size_bytes, _CHUNK_BYTES))
+      _memory.fault_in(kept)
       self._scratch.memory = kept
     return kept[:size_bytes]
 

@@ -12,11 +12,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from google.protobuf import message
 
 from paxlike.checkpoint import _state
-from paxlike.core import errors, trees
+from paxlike.core import errors, suggest, trees
 from paxlike.protos import checkpoint_pb2 as pb
 
 
@@ -246,6 +247,67 @@ def select(bundle: Bundle, only: str) -> Bundle:
     arrays=tuple(bundle.arrays[i] for i in kept),
     read=lambda i: bundle.read(kept[i]),
   )
+
+
+def cast(bundle: Bundle, dtype: str) -> Bundle:
+  """The same state with every floating array in one dtype.
+
+  Integers, bools, complex numbers, PRNG keys and Python scalars stay as they
+  are. A value that the dtype cannot hold is an error, not infinity.
+
+  Args:
+    bundle: The state.
+    dtype: Name of a floating dtype, such as 'float32' or 'bfloat16'.
+
+  Raises:
+    UsageError: There is no such dtype; or, when an array is read, a finite
+      value of it is too large.
+  """
+  wanted = _float_dtype(dtype)
+  arrays = tuple(
+    dataclasses.replace(info, dtype=wanted) if _is_float(info.dtype) else info
+    for info in bundle.arrays
+  )
+
+  def read(number: int) -> np.ndarray:
+    value = bundle.read(number)
+    if value.dtype == arrays[number].dtype:
+      return value
+    with np.errstate(over='ignore'):
+      changed = value.astype(wanted)
+    lost = np.isfinite(value) & ~np.isfinite(changed)
+    if lost.any():
+      raise errors.UsageError(
+        f'Array {arrays[number].name!r} has {int(lost.sum())} values that '
+        f'{dtype} cannot hold, such as {value[lost].flat[0]}. Choose a dtype '
+        'with a larger range.'
+      )
+    return changed
+
+  return dataclasses.replace(bundle, arrays=arrays, read=read)
+
+
+_FLOATS = ('float32', 'bfloat16', 'float16', 'float64')
+
+
+def _float_dtype(name: str) -> np.dtype:
+  try:
+    found = np.dtype(name)
+  except TypeError:
+    found = None
+  if found is None or not _is_float(found):
+    raise errors.UsageError(
+      f'--dtype={name} is no floating dtype. {suggest.hint(name, _FLOATS)}'
+    )
+  return found
+
+
+def _is_float(dtype: np.dtype) -> bool:
+  try:
+    ml_dtypes.finfo(dtype)
+  except ValueError:
+    return False
+  return dtype.kind != 'c'
 
 
 def key_of(key: pb.Key) -> str | int:

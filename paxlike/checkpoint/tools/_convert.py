@@ -69,6 +69,7 @@ def convert(
   source_format: str | None = None,
   step: int | None = None,
   only: str | None = None,
+  dtype: str | None = None,
   process: int = 0,
 ) -> Converted:
   """Writes a state in another format.
@@ -85,6 +86,8 @@ def convert(
     source_format: A `Format`; None looks at what is there.
     step: Which step to read; if the source has none, the one to write.
     only: Regular expression of whole leaf names; others are left out.
+    dtype: Floating dtype that every floating array is cast to; None keeps
+      each as it is.
     process: Whose state, where every process has its own.
 
   Raises:
@@ -109,6 +112,8 @@ def convert(
   with _load(source_path, found, step, process) as bundle:
     if only is not None:
       bundle = _bundle.select(bundle, only)
+    if dtype is not None:
+      bundle = _bundle.cast(bundle, dtype)
     number = bundle.step if step is None else step
     written, notes = _save(
       bundle, target_fs, target_path, target_format, number

@@ -17,7 +17,7 @@ from paxlike.checkpoint import (
   _state,
   _stores,
 )
-from paxlike.checkpoint._stores import requests, sharded, sharded_reader
+from paxlike.checkpoint._stores import plans, requests, sharded_reader
 from paxlike.checkpoint.tools import _places, _reading
 from paxlike.core import errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
@@ -329,9 +329,7 @@ class _Stream:
   def _read(self, offset: int, into: np.ndarray) -> None:
     """Reads what is there; what is not stays zero, and fails its checksum."""
     done = 0
-    for part, place, count in sharded.pieces(
-      self._part_bytes, offset, into.size
-    ):
+    for part, place, count in plans.pieces(self._part_bytes, offset, into.size):
       view = memoryview(into.data)[done : done + count]
       done += count
       reader = self._readers[part] if part < len(self._readers) else None
@@ -340,7 +338,7 @@ class _Stream:
           reader.read_into(place, view)
 
   def _damage_in(self, block: _Block) -> Iterator[Damage]:
-    for part, place, count in sharded.pieces(
+    for part, place, count in plans.pieces(
       self._part_bytes, block.offset, block.length
     ):
       # A part that is missing altogether is told once.

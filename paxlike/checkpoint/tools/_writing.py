@@ -67,7 +67,7 @@ def save(
     _staging.Arena(),
     step=step,
     process=0,
-    part_bytes=file_system.part_bytes,
+    file_system=file_system,
   )
   staged.fill()
   job = _commit.Job(
