@@ -1,0 +1,96 @@
+"""A training run whose disk is full does what its configuration says."""
+
+import os
+import pathlib
+import subprocess
+import tempfile
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from paxlike import checkpoint, reporting
+from paxlike.core import errors
+from paxlike.runners import train
+from tests.fakes import tiny_task
+
+pytestmark = pytest.mark.skipif(
+  os.geteuid() != 0, reason='only root mounts disks'
+)
+NUM_STEPS = 8
+
+
+@pytest.fixture
+def job_log_dir() -> Iterator[pathlib.Path]:
+  """A job whose checkpoints go to a real disk with room for a few steps."""
+  with tempfile.TemporaryDirectory() as path:
+    directory = pathlib.Path(path) / 'checkpoints'
+    directory.mkdir()
+    subprocess.run(
+      ['mount', '-t', 'tmpfs', '-o', 'size=80k', 'tmpfs', directory],
+      check=True,
+    )
+    try:
+      yield pathlib.Path(path)
+    finally:
+      subprocess.run(['umount', directory], check=True)
+
+
+def enlarge(job_log_dir):
+  directory = job_log_dir / 'checkpoints'
+  subprocess.run(['mount', '-o', 'remount,size=8m', directory], check=True)
+
+
+def run(job_log_dir, source=None, *, num_steps=NUM_STEPS, **config):
+  return train.train_and_evaluate_spmd_model(
+    tiny_task.make_task(
+      num_train_steps=num_steps,
+      save_interval_steps=1,
+      summary_interval_steps=1,
+      save_max_to_keep=None,
+    ),
+    source or tiny_task.make_input(),
+    str(job_log_dir),
+    checkpoint_p=checkpoint.CheckpointConfig(**config),
+  )
+
+
+def whole_steps(job_log_dir):
+  """Every step there, after it has proved that it restores."""
+  directory = job_log_dir / 'checkpoints'
+  with checkpoint.CheckpointManager(directory, read_only=True) as manager:
+    steps = manager.steps()
+    for step in steps:
+      assert int(manager.restore(step=step).state['step']) == step
+  assert not [n for n in os.listdir(directory) if n.startswith('tmp_')]
+  return steps
+
+
+def trained(job_log_dir):
+  lines = reporting.read_metrics(str(job_log_dir), 'train')
+  return [line['step'] for line in lines]
+
+
+@pytest.mark.parametrize('async_save', [False, True])
+@pytest.mark.parametrize('kind', ['GDA', 'FLAX', 'MULTI_HOST_FLAX'])
+def test_a_run_told_to_stop_ends_with_what_is_wrong_and_goes_on_later(
+  job_log_dir, kind, async_save
+):
+  with pytest.raises(errors.SaveError, match='No space left on device'):
+    run(job_log_dir, type=kind, async_save=async_save)
+  status = reporting.read_status(str(job_log_dir), 'train')
+  assert status.state == 'failed'
+  assert 'No space left on device' in status.reason
+  steps = whole_steps(job_log_dir)
+  assert 1 <= len(steps) < NUM_STEPS
+  assert max(trained(job_log_dir)) < NUM_STEPS
+  # Once there is room the same command ends well, on the same numbers.
+  enlarge(job_log_dir)
+  again = run(job_log_dir, type=kind, async_save=async_save)
+  assert whole_steps(job_log_dir)[-1] == NUM_STEPS
+  with tempfile.TemporaryDirectory() as other:
+    straight = run(pathlib.Path(other), type=kind)
+  np.testing.assert_array_equal(
+    np.asarray(again.state.mdl_vars['params']['kernel']),
+    np.asarray(straight.state.mdl_vars['params']['kernel']),
+  )
