@@ -15,6 +15,7 @@ import contextlib
 import dataclasses
 import importlib
 import pkgutil
+import re
 import signal
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -33,6 +34,8 @@ _AGENT = 'PAXLIKE_AGENT'
 _LAUNCHER = 'PAXLIKE_LAUNCHER'
 MODES = ('train', 'eval', 'decode')
 _EXIT_INTERRUPTED = 130
+# How absl says that a flag was given before, (name, new value, old value).
+_GIVEN_TWICE = re.compile(r'flag --(\w+)=(.*): already defined as (.*)')
 _USAGE = """\
 paxlike --exp=NAME --mode=train|eval|decode --job_log_dir=DIR [flags]
 paxlike COMMAND ...
@@ -231,6 +234,8 @@ def _run_in(
     _set_up_logging(values.verbosity, f' p{world.process_index}')
     facts = experiment.facts(resolved)
     sync.check_same(f'{values.mode}/config', facts, world=world)
+  if values.mode != 'train':
+    _find_checkpoints(world, values, resolved, job_log_dir)
   recording = (
     experiment.recording(job_log_dir, values.mode, resolved, command=argv)
     if world.process_index == 0
@@ -241,6 +246,33 @@ def _run_in(
   run = {'train': _train, 'eval': _evaluate, 'decode': _decode}[values.mode]
   with recording:
     run(values, resolved, job_log_dir)
+
+
+def _find_checkpoints(
+  world: 'sync.World',
+  values: flags.FlagValues,
+  resolved: 'experiment.Resolved',
+  job_log_dir: str,
+) -> None:
+  """Sees to it that there is something to read, before anything is written."""
+  from paxlike import runners
+
+  given = values.restore_checkpoint_dir
+  follows = values.follow
+  if follows is None:
+    follows = (
+      values.mode == 'eval'
+      and given is None
+      and not values.restore_checkpoint_step
+    )
+  if follows:
+    if given is None:
+      timeout_s = resolved.task_p.train.follow_timeout_s
+      runners.place.wait_for(job_log_dir, world=world, timeout_s=timeout_s)
+  elif not values.allow_random_init:
+    runners.place.check(
+      job_log_dir, None if given is None else fs.expand(given)
+    )
 
 
 def _train(
@@ -315,14 +347,17 @@ def _define() -> flags.FlagValues:
   """The flags, not yet parsed; in the order in which help shows them."""
   values = flags.FlagValues()
 
+  # Given twice, none of these may silently lose its first value.
+  once = {'flag_values': values, 'allow_overwrite': False}
+
   def string(name: str, text: str) -> None:
-    flags.DEFINE_string(name, None, text, flag_values=values)
+    flags.DEFINE_string(name, None, text, **once)
 
   def integer(name: str, text: str) -> None:
-    flags.DEFINE_integer(name, None, text, lower_bound=0, flag_values=values)
+    flags.DEFINE_integer(name, None, text, lower_bound=0, **once)
 
   def switch(name: str, default: bool | None, text: str) -> None:
-    flags.DEFINE_bool(name, default, text, flag_values=values)
+    flags.DEFINE_bool(name, default, text, **once)
 
   string('exp', 'experiment, by name or by full module path')
   string('mode', 'train, eval or decode')
@@ -363,7 +398,7 @@ def _define() -> flags.FlagValues:
     'info',
     ['debug', 'info', 'warning', 'error'],
     'least serious messages to log',
-    flag_values=values,
+    **once,
   )
   switch('version', False, 'print the version and exit')
   switch('help', False, 'print this and exit')
@@ -453,7 +488,14 @@ def _help(values: flags.FlagValues) -> str:
 
 
 def _one_line(text: str) -> str:
-  return ' '.join(text.split()).removeprefix('FATAL Flags parsing error: ')
+  line = ' '.join(text.split()).removeprefix('FATAL Flags parsing error: ')
+  twice = _GIVEN_TWICE.fullmatch(line)
+  if twice is None:
+    return line
+  name, second, first = twice.groups()
+  if second in ('true', 'false'):
+    first = first.lower()
+  return f'--{name} is given twice, as {first} and as {second}. Give it once.'
 
 
 def _set_up_logging(verbosity: str, who: str = '') -> None:

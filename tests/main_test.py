@@ -128,7 +128,35 @@ def test_the_version_is_printed(capsys):
       'has 1 items, [0] to [0]',
     ),
     ([TOY, '--dump_config', '--set=RAISE=config'], 'as it was told'),
+    ([TOY, '--dump_config', '--verbosity=loud'], 'one of'),
+    (['--exp=KjvTiny', '--exp', 'PythonTiny'], 'as KjvTiny and as PythonTiny'),
+    ([TOY, '--follow', '--nofollow'], 'as true and as false. Give it once'),
+    (
+      ['--exp=KjvTiny', '--dump_config', '--set=task_p.train.on_stall=halt'],
+      "on_stall is 'halt', must be one of report, stop",
+    ),
+    (
+      ['--exp=KjvTiny', '--dump_config', '--set=checkpoint_p.type=ORBAX'],
+      "['GDA', 'FLAX', 'MULTI_HOST_FLAX']",
+    ),
+    (
+      ['--exp=KjvTiny', '--dump_config', '--set=task_p.modell.num_layers=2'],
+      'Did you mean model?',
+    ),
+    (
+      ['--exp=KjvTiny', '--dump_config', '--set=task_p.model.num_layers=two'],
+      'task_p.model.num_layers=two: expected an int',
+    ),
     (['--exp=NoSuchThing', '--dump_config'], 'no experiment'),
+    (['--exp=experimentz.lm.KjvTiny', '--dump_config'], 'experiments.lm'),
+    (
+      ['--exp=experiments.ml.KjvTiny', '--dump_config'],
+      'no module ml in experiments',
+    ),
+    (
+      ['--exp=experiments.lm.KjvTinny', '--dump_config'],
+      'no experiment KjvTinny in experiments.lm',
+    ),
     (['--exp=KjvTinny', '--dump_config'], 'Did you mean KjvTiny?'),
   ],
 )
@@ -190,6 +218,31 @@ def test_a_missing_dependency_of_an_experiment_is_shown_as_itself(tmp_path):
   assert 'mine.py' in done.stderr
   assert "No module named 'not_installed_here'" in done.stderr
   assert 'no experiment' not in done.stderr
+
+
+def test_a_wrong_field_of_an_object_in_an_experiment_is_one_line(tmp_path):
+  (tmp_path / 'mine.py').write_text("""
+from paxlike import experiment, tasks
+
+@experiment.register
+class Tiny(experiment.BaseExperiment):
+  def task_p(self):
+    return tasks.TrainParams(num_train_stepps=3)
+
+  def input_p(self):
+    return []
+""")
+  done = run(
+    '--exp=mine.Tiny',
+    '--dump_config',
+    program=('-c', 'from paxlike import main; main.console()'),
+    cwd=tmp_path,
+  )
+  assert done.returncode == errors.EXIT_USAGE
+  assert done.stderr == (
+    f'paxlike: {tmp_path}/mine.py:7, in task_p: TrainParams has no field '
+    "'num_train_stepps'. Did you mean num_train_steps?\n"
+  )
 
 
 def test_an_interrupt_ends_without_a_traceback(capsys):
@@ -276,6 +329,7 @@ def started(monkeypatch):
 
 
 def start(tmp_path, mode, *arguments):
+  (tmp_path / 'checkpoints').mkdir(exist_ok=True)
   status = main.main(
     ['paxlike', TOY, f'--mode={mode}', f'--job_log_dir={tmp_path}', *arguments]
   )
@@ -296,7 +350,9 @@ def test_train_gets_the_resolved_config(started, tmp_path):
   assert given['restore_checkpoint_step'] is None
 
 
-def test_restore_flags_reach_every_mode(started, tmp_path):
+def test_restore_flags_reach_every_mode(started, tmp_path, monkeypatch):
+  monkeypatch.setenv('HOME', str(tmp_path))
+  (tmp_path / 'c').mkdir()
   flags = ('--restore_checkpoint_dir=~/c', '--restore_checkpoint_step=7')
   for mode in main.MODES:
     start(tmp_path, mode, *flags)
@@ -345,7 +401,8 @@ def test_following_is_the_default_of_eval_alone(
 
 def test_a_home_directory_in_a_path_is_expanded(started, tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
-  start(tmp_path, 'train', '--job_log_dir=~/runs')
+  flags = [TOY, '--mode=train', '--job_log_dir=~/runs']
+  assert main.main(['paxlike', *flags]) == 0
   assert started[0][1]['job_log_dir'] == str(tmp_path / 'runs')
 
 
@@ -424,3 +481,42 @@ def test_messages_are_one_line_each_from_the_verbosity_on(verbosity, shown):
   lines = run(program=('-c', code)).stderr.splitlines()
   for line, letter in zip(lines, shown, strict=True):
     assert re.fullmatch(rf'\d\d:\d\d:\d\d {letter} here', line)
+
+
+@pytest.mark.parametrize(
+  ('flags', 'status'),
+  [
+    (('--mode=eval', '--nofollow'), errors.EXIT_USAGE),
+    (('--mode=eval', '--restore_checkpoint_step=3'), errors.EXIT_USAGE),
+    (('--mode=eval',), errors.EXIT_FAILED),  # has waited for a training
+    (('--mode=decode',), errors.EXIT_USAGE),
+    (('--mode=decode', '--follow'), errors.EXIT_FAILED),
+  ],
+)
+def test_reading_a_mistyped_directory_makes_nothing_and_names_the_near_one(
+  started, tmp_path, capsys, flags, status
+):
+  (tmp_path / 'kjv/checkpoints').mkdir(parents=True)
+  mistyped = tmp_path / 'kvj'
+  found, _, err = call(capsys, TOY, f'--job_log_dir={mistyped}', *flags)
+  assert found == status
+  assert f'Did you mean {tmp_path / "kjv"}?' in err
+  assert str(mistyped) in err.splitlines()[-1]
+  assert [path.name for path in tmp_path.iterdir()] == ['kjv']
+  assert not started
+
+
+def test_reading_from_a_mistyped_restore_directory_makes_nothing(
+  started, tmp_path, capsys
+):
+  status, _, err = call(
+    capsys,
+    TOY,
+    '--mode=eval',
+    f'--job_log_dir={tmp_path / "job"}',
+    f'--restore_checkpoint_dir={tmp_path / "nowhere"}',
+  )
+  assert status == errors.EXIT_USAGE
+  assert f'{tmp_path / "nowhere"} is no directory' in err
+  assert not list(tmp_path.iterdir())
+  assert not started

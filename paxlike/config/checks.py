@@ -9,10 +9,10 @@ from paxlike.core import errors
 
 
 def check(tree: Any, path: str) -> None:
-  """Builds every part of a config that is nothing but data.
+  """Looks for missing values, and builds what is nothing but data.
 
-  Those are the frozen dataclasses, which refuse nonsense when they are built.
-  Tasks, models and inputs are left alone: they may open files or devices.
+  The latter are the frozen dataclasses, which refuse nonsense when they are built.
+  Tasks, models and inputs are not built: they may open files or devices.
 
   Args:
     tree: A config tree.
@@ -21,8 +21,10 @@ def check(tree: Any, path: str) -> None:
   Raises:
     ConfigError: A part refuses its values, or lacks a required one.
   """
-  for below, node in _data_nodes(tree, path):
-    _require(node, below)
+  for below, node in _nodes(tree, path):
+    if not _is_template(node):  # the rest of whose values comes with the call
+      _require(node, below)
+  for _, node in _data_nodes(tree, path):
     try:
       _build(node)
     except errors.PaxlikeError as error:
@@ -57,20 +59,35 @@ def _build(node: Any) -> None:
   fdl.build(node)
 
 
+def _nodes(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+  """All Fiddle nodes, each before those below it."""
+  if hasattr(type(tree), '__build__'):
+    yield path, tree
+  for below, item in _items(tree, path):
+    yield from _nodes(item, below)
+
+
 def _data_nodes(node: Any, path: str) -> Iterator[tuple[str, Any]]:
   """The topmost nodes that are data all through."""
+  is_node = hasattr(type(node), '__build__')
+  if is_node and _is_data(node) and not _is_template(node):
+    yield path, node
+    return
+  for below, item in _items(node, path):
+    yield from _data_nodes(item, below)
+
+
+def _items(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+  """What a node or container holds, each with its path."""
   if hasattr(type(node), '__build__'):
-    if _is_data(node) and not _is_template(node):
-      yield path, node
-      return
     for name, item in node.__arguments__.items():
-      yield from _data_nodes(item, f'{path}.{name}')
+      yield f'{path}.{name}', item
   elif isinstance(node, Mapping):
     for key, item in node.items():
-      yield from _data_nodes(item, f'{path}.{key}')
+      yield f'{path}.{key}', item
   elif isinstance(node, list | tuple):
     for index, item in enumerate(node):
-      yield from _data_nodes(item, f'{path}[{index}]')
+      yield f'{path}[{index}]', item
 
 
 def _is_data(node: Any) -> bool:
@@ -92,4 +109,4 @@ def _is_data(node: Any) -> bool:
 
 def _is_template(node: Any) -> bool:
   """Whether building `node` leaves the call, and some arguments, to others."""
-  return type(node).__name__ == 'Partial'
+  return type(node).__name__ != 'Config'

@@ -5,6 +5,7 @@ experiment shares will do. Modules come from the entry points of the group
 `paxlike.experiments`, or from the full name itself.
 """
 
+import contextlib
 import dataclasses
 import importlib
 import importlib.metadata
@@ -12,7 +13,7 @@ import os
 import pkgutil
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from paxlike.core import errors, suggest
@@ -169,18 +170,75 @@ class Registry:
     return entry.cls
 
   def _unknown(self, name: str) -> errors.UnknownExperimentError:
+    """What to say of a name that nothing has; where it went wrong, if known."""
+    module, rest = _deepest_module(name)
+    if module is not None:
+      return errors.UnknownExperimentError(self._missing_in(module, rest, name))
     listing = Listing({n: e.cls for n, e in self._entries.items()}, {})
     shown = [listing.short_name(known) for known in listing.experiments]
-    top = sys.modules.get(name.partition('.')[0]) if '.' in name else None
-    where = f' in {top.__name__} ({top.__file__})' if top else ''
+    top, dot, below = name.partition('.')
+    where = ''
+    if dot:
+      here = os.getcwd()
+      where = f', and no module {top} in {here} or installed'
+      near = suggest.nearest(top, _modules_in([here]), limit=1)
+      shown = [f'{found}.{below}' for found in near] + shown
     return errors.UnknownExperimentError(
       f'There is no experiment {name!r}{where}. {suggest.hint(name, shown)} '
       'See them all: paxlike list'
     )
 
+  def _missing_in(self, module: types.ModuleType, rest: str, name: str) -> str:
+    """That a module has no such module below it, or no such class in it."""
+    part, dot, _ = rest.partition('.')
+    paths = list(getattr(module, '__path__', ()))
+    place = getattr(module, '__file__', None) or next(iter(paths), None)
+    if dot and paths:
+      return (
+        f'--exp={name}: there is no module {part} in {module.__name__} '
+        f'({place}). {suggest.hint(part, _modules_in(paths))}'
+      )
+    inside = f'{module.__name__}.'
+    classes = [
+      known.removeprefix(inside)
+      for known in self._entries
+      if known.startswith(inside)
+    ]
+    return (
+      f'--exp={name}: there is no experiment {rest} in {module.__name__} '
+      f'({place}). {suggest.hint(rest, classes + _modules_in(paths))}'
+    )
+
 
 def _matches(suffix: str, known: Mapping[str, Any]) -> list[str]:
   return [name for name in known if f'.{name}'.endswith(f'.{suffix}')]
+
+
+def _deepest_module(name: str) -> tuple[types.ModuleType | None, str]:
+  """The imported module that the most of a name's parts lead to, and the rest."""
+  parts = name.split('.')
+  for count in range(len(parts) - 1, 0, -1):
+    module = sys.modules.get('.'.join(parts[:count]))
+    if module is not None:
+      return module, '.'.join(parts[count:])
+  return None, name
+
+
+def _modules_in(paths: Iterable[str]) -> list[str]:
+  """Names that can be imported from these directories, private ones left out.
+
+  A directory counts without an `__init__.py` too: Python imports it.
+  """
+  found = []
+  for path in paths:
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+      for entry in entries:
+        stem, suffix = os.path.splitext(entry.name)
+        if suffix == '.py' or (entry.is_dir() and not suffix):
+          found.append(stem)
+  return sorted(
+    {name for name in found if name.isidentifier() and name[0] != '_'}
+  )
 
 
 def _likeliest(

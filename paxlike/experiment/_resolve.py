@@ -5,9 +5,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from absl import logging
+
 from paxlike import config
 from paxlike.core import errors
-from paxlike.experiment import _base, _knobs
+from paxlike.experiment import _base, _knobs, _mistakes
 
 # What `input_p.batch_size` means: the input that the batch size trains with.
 _SHORTHANDS = {'input_p': 'train_input_p'}
@@ -77,19 +79,21 @@ def resolve(
     OverrideError: A setting names nothing or has the wrong type.
     ConfigError: The experiment, or a part of its config, refuses its values.
   """
-  parsed = [config.overrides.Setting.parse(setting) for setting in settings]
+  parsed = [
+    _spelled_out(config.overrides.Setting.parse(setting))
+    for setting in settings
+  ]
+  _tell_repeated(parsed)
   changed = _knobs.with_settings(
     cls, [setting for setting in parsed if _knobs.is_knob_name(setting.path)]
   )
-  made = changed()
-  made.validate()
+  with _mistakes.explained(cls):
+    made = changed()
+    made.validate()
+    unchanged = _roots_of(made)
   roots = config.overrides.apply(
-    _roots_of(made),
-    [
-      _spelled_out(setting)
-      for setting in parsed
-      if not _knobs.is_knob_name(setting.path)
-    ],
+    unchanged,
+    [s for s in parsed if not _knobs.is_knob_name(s.path)],
   )
   for name, tree in roots.items():
     config.checks.check(tree, name)
@@ -162,6 +166,24 @@ def _spelled_out(
   root, dot, rest = setting.path.partition('.')
   path = f'{_SHORTHANDS.get(root, root)}{dot}{rest}'
   return dataclasses.replace(setting, path=path)
+
+
+def _tell_repeated(settings: Sequence[config.overrides.Setting]) -> None:
+  """Says which setting holds where one place is set more than once.
+
+  No error: scripts put a user's settings after their own.
+  """
+  last = {setting.path: setting for setting in settings}
+  for setting in settings:
+    holds = last[setting.path]
+    if setting.text != holds.text:
+      logging.warning(
+        '--set %s=%s is given before --set %s=%s: the last one holds.',
+        setting.path,
+        setting.text,
+        holds.path,
+        holds.text,
+      )
 
 
 def _check_inputs(roots: dict[str, Any]) -> None:

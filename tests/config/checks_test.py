@@ -37,6 +37,9 @@ def test_what_is_not_data_is_not_built():
 
 def test_a_required_value_that_is_missing_is_named():
   tree = fdl.Config(toys.Task, train=fdl.Config(toys.Train))
+  with pytest.raises(errors.ConfigError, match=r'--set task_p.model=VALUE'):
+    config.checks.check(tree, 'task_p')
+  tree.model = fdl.Partial(explode)
   with pytest.raises(
     errors.ConfigError, match=r'--set task_p.train.steps=VALUE'
   ):

@@ -12,6 +12,7 @@ from tests.experiment import toys
 @dataclasses.dataclass(frozen=True)
 class Train:
   learning_rate: float = 0.1
+  follow_timeout_s: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)

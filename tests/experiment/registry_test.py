@@ -209,3 +209,51 @@ def test_the_short_name_is_the_shortest_that_is_unique(package):
     f'{package.name}.one.Tiny': 'one.Tiny',
     f'{package.name}.two.Tiny': 'two.Tiny',
   }
+
+
+def test_a_package_without_an_init_file_is_named_by_its_directory(
+  package, tmp_path
+):
+  package.write('lm', 'Tiny')
+  registry = package.registry()
+  (package.path / 'bare').mkdir()
+  (package.path / 'lm.py').rename(package.path / 'bare/lm.py')
+  name = f'{package.name}.bare'
+  assert registry.get(f'{name}.lm.Tiny').__name__ == 'Tiny'
+  for wrong, hint in [
+    ('lm.Tinny', 'Did you mean Tiny?'),
+    ('ml.Tiny', 'Known: lm.'),
+    ('Tiny', 'Did you mean lm.Tiny?'),
+  ]:
+    with pytest.raises(errors.UnknownExperimentError) as caught:
+      registry.get(f'{name}.{wrong}')
+    assert str(package.path / 'bare') in str(caught.value)
+    assert hint in str(caught.value)
+    assert 'None' not in str(caught.value)
+
+
+def test_a_misspelt_module_or_class_suggests_the_near_one_beside_it(package):
+  package.write('lm', 'Tiny')
+  package.write('vision', 'Small')
+  registry = package.registry()
+  with pytest.raises(
+    errors.UnknownExperimentError, match=r'no module visoin.*mean vision'
+  ):
+    registry.get(f'{package.name}.visoin.Small')
+  with pytest.raises(
+    errors.UnknownExperimentError, match=r'no experiment Smal in .*mean Small'
+  ):
+    registry.get(f'{package.name}.vision.Smal')
+
+
+def test_a_misspelt_package_suggests_one_of_the_current_directory(
+  package, tmp_path, monkeypatch
+):
+  registry = package.registry()
+  (tmp_path / 'my_lab').mkdir()
+  (tmp_path / 'my_lab/lm.py').touch()
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(errors.UnknownExperimentError) as caught:
+    registry.get('mylab.lm.Tiny')
+  assert f'no module mylab in {tmp_path}' in str(caught.value)
+  assert 'Did you mean my_lab.lm.Tiny?' in str(caught.value)

@@ -179,3 +179,28 @@ def test_an_experiment_may_have_no_training_input():
   assert 'train_input_p' not in resolved.roots()
   with pytest.raises(errors.OverrideError, match='train_input_p'):
     resolve('input_p.batch_size=8', cls=EvalOnly)
+
+
+def test_of_two_settings_of_one_place_the_last_holds_and_that_is_said(caplog):
+  caplog.set_level('WARNING')
+  resolved = resolve(
+    'task_p.train.num_train_steps=3',
+    'input_p.batch_size=8',
+    'task_p.train.num_train_steps=5',
+    'train_input_p.batch_size=8',
+  )
+  assert resolved.task_p.train.num_train_steps == 5
+  (said,) = [record.getMessage() for record in caplog.records]
+  assert 'num_train_steps=3 is given before' in said
+  assert 'num_train_steps=5: the last one holds' in said
+
+
+def test_a_task_that_lacks_a_required_value_is_refused_before_it_is_built():
+  class NoTrain(toys.Toy):
+    def task_p(self):
+      return fdl.Config(toys.Task, model=fdl.Partial(toys.Model))
+
+  with pytest.raises(
+    errors.ConfigError, match=r'task_p.train is not set .*--set task_p.train='
+  ):
+    resolve(cls=NoTrain)
