@@ -7,6 +7,7 @@ from paxlike.core import lazy
 if TYPE_CHECKING:
   from paxlike.runners import decode as decode
   from paxlike.runners import evaluate as evaluate
+  from paxlike.runners import place as place
   from paxlike.runners import session as session
   from paxlike.runners import train as train
   from paxlike.runners.decode import (
@@ -26,6 +27,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'decode_once_spmd_model': 'decode',
     'evaluate': 'evaluate',
     'evaluate_spmd_model': 'evaluate',
+    'place': 'place',
     'session': 'session',
     'train': 'train',
     'train_and_evaluate_spmd_model': 'train',
