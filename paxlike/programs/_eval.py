@@ -65,7 +65,7 @@ class EvalProgram:
     """
     totals = _Totals()
     in_flight: collections.deque[steps.EvalOutput] = collections.deque()
-    with batches(source, self._partitioner) as stream:
+    with batches(source, self._partitioner, task=self._task) as stream:
       for batch in stream:
         if on_batch is not None:
           on_batch()
@@ -86,14 +86,32 @@ class EvalProgram:
 
 
 def batches(
-  source: inputs.Input, partitioner: parallel.Partitioner, position: int = 0
+  source: inputs.Input,
+  partitioner: parallel.Partitioner,
+  position: int = 0,
+  *,
+  task: tasks.Task | None = None,
 ) -> inputs.Stream:
-  """The batches of one pass from `position`, already on the devices."""
+  """The batches of one pass from `position`, already on the devices.
+
+  Args:
+    source: What to read.
+    partitioner: Where batches live.
+    position: The first batch.
+    task: Is shown the first batch that is read, on the host, to refuse it.
+  """
+  unseen = [task] if task is not None else []
+
+  def put(batch: ptyping.HostBatch) -> ptyping.PlacedBatch:
+    while unseen:
+      unseen.pop().check_batch(batch, input_name=source.name)
+    return partitioner.put_batch(batch, source.batch_size)
+
   return inputs.Stream(
     source,
     rows=partitioner.local_rows(source.batch_size),
     position=position,
-    put=lambda batch: partitioner.put_batch(batch, source.batch_size),
+    put=put,
   )
 
 

@@ -2,8 +2,6 @@
 
 import dataclasses
 
-from absl import logging
-
 from paxlike import checkpoint, programs
 from paxlike.core import typing as ptyping
 from paxlike.runners import session as sessions
@@ -74,9 +72,6 @@ def restore_step(
   if 'ema' in state.extra:
     found['params'] = restored.state['extra']['ema']
   times = {record.step: record.timestamp_s for record in manager.records()}
-  logging.info(
-    'Read %d bytes of step %d.', restored.report.bytes_read, restored.step
-  )
   return EvalVars(
     step=restored.step,
     mdl_vars=found,

@@ -30,6 +30,7 @@ class TrainReport:
   ):
     self.start_step = start_step
     self._train = session.task.train
+    self._schedule = session.task.learner.schedule
     self._per_step = _units_per_step(source)
     self._writer = reporting.SummaryWriter(
       session.job_log_dir,
@@ -99,7 +100,7 @@ class TrainReport:
     return output
 
   def describe(self, abstract_state: tasks.TrainState) -> None:
-    """Puts the parameters and their number beside the summaries."""
+    """Puts the parameters beside the summaries; says how learning will go."""
     params = abstract_state.mdl_vars['params']
     total = sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
     rows = [
@@ -111,6 +112,10 @@ class TrainReport:
     text = '\n'.join([f'{total:,} parameters', '', *head, *rows])
     self._writer.text(self.start_step, 'model', text)
     logging.info('The model has %s parameters.', f'{total:,}')
+    describe = getattr(self._schedule, 'describe', None)
+    if describe is not None:
+      words = describe(self._train.num_train_steps)
+      logging.info('The learning rate %s.', words)
 
   def saved(self, step: int, last_checkpoint: int | None) -> None:
     """Shows, at `step`, which step is the newest that is safe."""

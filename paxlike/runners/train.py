@@ -134,7 +134,9 @@ def train_and_evaluate_spmd_model(
       program=program,
       manager=manager,
       stream=stack.enter_context(
-        programs.batches(source, session.partitioner, start.position)
+        programs.batches(
+          source, session.partitioner, start.position, task=session.task
+        )
       ),
       report=stack.enter_context(
         _train_report.TrainReport(session, source, start_step=start.step)
@@ -146,6 +148,9 @@ def train_and_evaluate_spmd_model(
       worker=worker,
     )
     loop.report.describe(program.abstract_state)
+    if start.step < session.task.train.num_train_steps:
+      with session.world.progress.phase('input'):
+        loop.stream.peek()  # data that do not fit are refused before a save
     stack.enter_context(session.watchdog())
     state, step = loop.run(start.state, start.step)
   return TrainResult(state=state, step=step)

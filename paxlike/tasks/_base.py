@@ -99,6 +99,21 @@ class Task(abc.ABC):
       is_training: Whether dropout is on and statistics are updated.
     """
 
+  def check_batch(self, batch: ptyping.HostBatch, *, input_name: str) -> None:
+    """Refuses data that the model has no place for; does nothing by default.
+
+    Called on the host, with the first batch of every pass alone, for it must
+    not cost each step. What comes later is `loss`'s to find.
+
+    Args:
+      batch: This process's rows of a batch.
+      input_name: Which input it is of.
+
+    Raises:
+      ConfigError: Data and model do not fit.
+    """
+    del batch, input_name
+
   def derive(
     self,
     totals: Mapping[str, metrics.WeightedScalar],

@@ -36,6 +36,13 @@ class ClassificationTask(_model_task.ModelTask):
     self.label_smoothing = label_smoothing
     self.auc = auc
 
+  def check_batch(self, batch: ptyping.HostBatch, *, input_name: str) -> None:
+    """Refuses labels that are no class of the model."""
+    counted = batch['labels'][batch['example_weights'] != 0]
+    self.check_below(
+      'num_classes', counted, field='labels', input_name=input_name
+    )
+
   def loss(
     self,
     mdl_vars: ptyping.PyTree,
@@ -46,7 +53,8 @@ class ClassificationTask(_model_task.ModelTask):
   ) -> _base.StepOutput:
     """Mean cross-entropy an example in nats, with the accuracy.
 
-    Labels are smoothed in training only, so that evaluations compare.
+    Labels are smoothed in training only, so that evaluations compare. A label
+    that is no class makes the loss NaN: never is it a perfect 0.
 
     Args:
       mdl_vars: The variables.
@@ -69,6 +77,8 @@ class ClassificationTask(_model_task.ModelTask):
     if is_training and self.label_smoothing:
       labels = optax.losses.smooth_labels(labels, self.label_smoothing)
     nats = optax.losses.softmax_cross_entropy(logits, labels)
+    is_class = (batch['labels'] >= 0) & (batch['labels'] < logits.shape[-1])
+    nats = jnp.where(is_class, nats, jnp.nan)
     predicted = jnp.argmax(logits, axis=-1)
     hits = predicted == batch['labels']
     probabilities = jax.nn.softmax(logits)

@@ -64,6 +64,19 @@ class LanguageModelTask(_model_task.ModelTask):
     self.decoder = decoder
     self.bytes_per_token = bytes_per_token
 
+  def check_batch(self, batch: ptyping.HostBatch, *, input_name: str) -> None:
+    """Refuses tokens that the model has no place for."""
+    if 'weights' not in batch:  # a batch of prompts
+      return
+    counted = batch['weights'] != 0
+    for field in ('ids', 'targets'):
+      self.check_below(
+        'vocab_size',
+        batch[field][counted],
+        field=field,
+        input_name=input_name,
+      )
+
   def loss(
     self,
     mdl_vars: ptyping.PyTree,

@@ -26,6 +26,11 @@ class Constant:
   def __post_init__(self) -> None:
     _check_rate('Constant.value', self.value)
 
+  def describe(self, num_train_steps: int) -> str:
+    """In words."""
+    del num_train_steps
+    return f'is {self.value:g} throughout'
+
   def rate(
     self, step: Int[Array, ''], num_train_steps: int
   ) -> Float[Array, '']:
@@ -62,13 +67,33 @@ class WarmupCosine:
         f'warmup_steps ({self.warmup_steps}).'
       )
 
+  def describe(self, num_train_steps: int) -> str:
+    """In words: how high, where it ends, and whether the run does there too."""
+    total = self.total_steps or num_train_steps
+    last = self.peak * self.end_fraction
+    text = (
+      f'goes up to {self.peak:g} in {self._warmup(total)} steps, then along a '
+      f'cosine down to {last:g} at step {total}'
+    )
+    if total < num_train_steps:
+      text += (
+        f', and STAYS at {last:g} for the other {num_train_steps - total} of '
+        f'{num_train_steps} steps'
+      )
+    elif total > num_train_steps:
+      text += f', which the run does NOT reach: it ends at {num_train_steps}'
+    return text
+
+  def _warmup(self, total: int) -> int:
+    # A run cut short for a trial keeps a legal schedule: all of it warm-up.
+    return min(self.warmup_steps, max(total - 1, 0))
+
   def rate(
     self, step: Int[Array, ''], num_train_steps: int
   ) -> Float[Array, '']:
     """The learning rate of the update after `step` updates."""
     total = self.total_steps or num_train_steps
-    # A run cut short for a trial keeps a legal schedule: all of it warm-up.
-    warmup = min(self.warmup_steps, max(total - 1, 0))
+    warmup = self._warmup(total)
     schedule = optax.schedules.warmup_cosine_decay_schedule(
       init_value=0.0 if warmup else self.peak,
       peak_value=self.peak,

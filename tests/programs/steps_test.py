@@ -254,3 +254,19 @@ def test_debugging_nans_names_the_operation_and_not_a_deleted_array():
     pytest.raises(FloatingPointError, match='nan'),
   ):
     run(task, [good, nan_batch(), good])
+
+
+@pytest.mark.parametrize('row', [0, 1, 2, 7])
+def test_a_nan_in_one_micro_batch_leaves_out_the_whole_update(row):
+  task = tiny_task.make_task(
+    on_nonfinite='skip', learner={'num_micro_batches': 4}
+  )
+  good, bad = tiny_task.make_batch(8), tiny_task.make_batch(8, seed=1)
+  bad['inputs'][row, 2] = np.nan
+  expected, _ = run(task, [good, good])
+  state, outputs = run(task, [good, bad, good])
+  np.testing.assert_array_equal(kernel(state), kernel(expected))
+  assert [bool(o.is_finite) for o in outputs] == [True, False, True]
+  # Not even what the three good parts have counted.
+  assert float(state.mdl_vars['non_trainable']['seen']) == 16
+  assert (int(state.step), int(state.extra['num_skipped'])) == (3, 1)

@@ -1,3 +1,4 @@
+import functools
 import json
 import socket
 import subprocess
@@ -7,7 +8,15 @@ import jax
 import numpy as np
 import pytest
 
-from paxlike import checkpoint, inputs, programs, reporting, sync, tasks
+from paxlike import (
+  checkpoint,
+  inputs,
+  models,
+  programs,
+  reporting,
+  sync,
+  tasks,
+)
 from paxlike.core import errors
 from paxlike.runners import train
 from tests.fakes import tiny_task
@@ -508,3 +517,63 @@ def test_a_second_trainer_in_the_directory_is_refused_while_one_lives(
   # Not even waited for: a job that was killed is no longer in the way.
   assert run(tmp_path).step == 6
   other.wait()
+
+
+def test_the_end_of_the_schedule_is_said_at_the_start(tmp_path, caplog):
+  caplog.set_level('INFO')
+  schedule = tasks.WarmupCosine(peak=0.1, total_steps=4)
+  task = tiny_task.make_task(num_train_steps=6, learner={'schedule': schedule})
+  run(tmp_path, task=task)
+  (said,) = [m for m in caplog.messages if 'learning rate' in m]
+  assert 'down to 0 at step 4' in said
+  assert 'for the other 2 of 6 steps' in said
+
+
+def labelled_input(labels, **options):
+  rows = np.ones((len(labels), 4), np.float32)
+  arrays = {'inputs': rows, 'labels': np.asarray(labels, np.int32)}
+  options = {'name': 'mine', 'batch_size': 4, 'shuffle': False, **options}
+  return inputs.ArraysInput(arrays=arrays, **options)
+
+
+def classifier(num_classes, **train):
+  return tasks.ClassificationTask(
+    model=functools.partial(
+      models.MlpClassifier,
+      input_shape=(4,),
+      num_classes=num_classes,
+      hidden_dims=(),
+    ),
+    learner=tasks.Learner(schedule=tasks.Constant(value=0.1)),
+    train=tasks.TrainParams(**{'num_train_steps': 4, **train}),
+  )
+
+
+def test_labels_beyond_the_classes_end_a_run_before_anything_is_saved(
+  tmp_path,
+):
+  source = labelled_input([0, 1, 2, 7], is_training=True)
+  with pytest.raises(errors.ConfigError, match='labels of input mine'):
+    run(tmp_path, task=classifier(3), source=source)
+  assert not list((tmp_path / 'checkpoints').glob('checkpoint_*'))
+  assert run(tmp_path, task=classifier(8), source=source).step == 4
+
+
+def test_a_later_label_beyond_the_classes_ends_a_run_too(tmp_path):
+  source = labelled_input([0, 1, 2, 0, 1, 2, 7, 0], is_training=True)
+  with pytest.raises(errors.NonFiniteLossError, match='after step 1'):
+    run(tmp_path, task=classifier(3), source=source)
+  assert steps_in(tmp_path)[-1] == 1
+
+
+def test_the_first_batch_alone_is_looked_at(tmp_path, monkeypatch):
+  seen = []
+
+  def check(self, batch, *, input_name):
+    seen.append((input_name, len(batch['labels'])))
+
+  monkeypatch.setattr(tiny_task.LinearTask, 'check_batch', check)
+  test_input = tiny_task.make_input(10, name='test', is_training=False)
+  task = tiny_task.make_task(num_train_steps=6, eval_interval_steps=3)
+  run(tmp_path, task=task, eval_input_p=[test_input], eval_on_test=True)
+  assert seen == [('tiny', 4), ('test', 4), ('test', 4)]

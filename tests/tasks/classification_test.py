@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from paxlike import models, tasks
-from paxlike.core import metrics
+from paxlike.core import errors, metrics
 
 
 @pytest.fixture(scope='module')
@@ -73,3 +73,41 @@ def test_labels_are_smoothed_in_training_only(task):
     for is_training in (True, False)
   ]
   assert losses[0] != pytest.approx(losses[1])
+
+
+def labelled(labels, weights=None):
+  count = len(labels)
+  return {
+    'inputs': np.ones((count, 4), np.float32),
+    'labels': np.asarray(labels, np.int32),
+    'example_weights': np.asarray(weights or [1.0] * count, np.float32),
+  }
+
+
+@pytest.mark.parametrize('labels', [[0, 3], [-1, 2]])
+def test_labels_that_are_no_class_are_refused_by_name_and_value(task, labels):
+  with pytest.raises(errors.ConfigError) as caught:
+    task.check_batch(labelled(labels), input_name='mine')
+  said = str(caught.value)
+  assert f'labels of input mine go from {labels[0]} to {labels[1]}' in said
+  assert 'num_classes=3: they must be 0 to 2' in said
+
+
+def test_labels_of_padding_may_be_anything(task):
+  task.check_batch(labelled([1, 9], [1.0, 0.0]), input_name='mine')
+  mdl_vars = task.init_vars(jax.random.key(0))
+  batch = jax.tree.map(jnp.asarray, labelled([1, 9], [1.0, 0.0]))
+  out = task.loss(mdl_vars, batch, key=None, is_training=False)
+  assert np.isfinite(out.loss.value)
+
+
+@pytest.mark.parametrize('is_training', [True, False])
+def test_a_label_that_is_no_class_is_never_a_perfect_loss(task, is_training):
+  mdl_vars = task.init_vars(jax.random.key(0))
+  out = task.loss(
+    mdl_vars,
+    jax.tree.map(jnp.asarray, labelled([1, 3])),
+    key=jax.random.key(1) if is_training else None,
+    is_training=is_training,
+  )
+  assert np.isnan(out.loss.value)

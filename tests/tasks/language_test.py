@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from paxlike import models, tasks
-from paxlike.core import metrics
+from paxlike.core import errors, metrics
 
 
 def make_task(**options):
@@ -113,3 +113,16 @@ def test_perplexity_and_bits_are_those_of_the_total_mean():
   assert derived['perplexity'].value == pytest.approx(math.exp(2.0))
   assert derived['bits_per_token'].value == pytest.approx(2 / math.log(2))
   assert derived['bits_per_byte'].value == pytest.approx(0.5 / math.log(2))
+
+
+@pytest.mark.parametrize('field', ['ids', 'targets'])
+def test_tokens_beyond_the_vocabulary_are_refused(field):
+  task = make_task()
+  tokens = {name: np.ones((1, 3), np.int32) for name in ('ids', 'targets')}
+  batch = {**tokens, 'weights': np.ones((1, 3), np.float32)}
+  task.check_batch(batch, input_name='mine')
+  batch[field][0, 1] = 11
+  with pytest.raises(errors.ConfigError, match=f'{field} .*vocab_size=11'):
+    task.check_batch(batch, input_name='mine')
+  batch['weights'][0, 1] = 0.0
+  task.check_batch(batch, input_name='mine')

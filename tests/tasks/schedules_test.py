@@ -49,3 +49,18 @@ def test_a_rate_that_no_run_can_mean_is_refused(rate):
     tasks.Constant(value=rate)
   with pytest.raises(errors.ConfigError, match='finite'):
     tasks.WarmupCosine(peak=rate)
+
+
+def test_a_schedule_says_where_it_ends_and_whether_the_run_does_too():
+  def said(num_train_steps, total_steps=None):
+    schedule = tasks.WarmupCosine(
+      peak=0.1, warmup_steps=5, end_fraction=0.5, total_steps=total_steps
+    )
+    return schedule.describe(num_train_steps)
+
+  assert said(20) == (
+    'goes up to 0.1 in 5 steps, then along a cosine down to 0.05 at step 20'
+  )
+  assert said(30, 20).endswith('and STAYS at 0.05 for the other 10 of 30 steps')
+  assert said(10, 20).endswith('which the run does NOT reach: it ends at 10')
+  assert tasks.Constant(value=0.1).describe(20) == 'is 0.1 throughout'
