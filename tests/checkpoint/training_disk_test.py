@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from paxlike import checkpoint, reporting
+from paxlike import checkpoint, inputs, reporting
 from paxlike.core import errors
 from paxlike.runners import train
 from tests.fakes import tiny_task
@@ -94,3 +94,36 @@ def test_a_run_told_to_stop_ends_with_what_is_wrong_and_goes_on_later(
     np.asarray(again.state.mdl_vars['params']['kernel']),
     np.asarray(straight.state.mdl_vars['params']['kernel']),
   )
+
+
+@pytest.mark.parametrize('async_save', [False, True])
+def test_a_run_told_to_go_on_trains_on_and_saves_once_there_is_room(
+  job_log_dir, caplog, async_save
+):
+  # Data is read some steps ahead, and the disk has to be full before.
+  num_steps = 40
+
+  class Enlarging(inputs.ArraysInput):
+    """Data that comes with a larger disk, after most of the steps."""
+
+    def read(self, position, rows):
+      if position == num_steps - 3:
+        enlarge(job_log_dir)
+      return super().read(position, rows)
+
+  arrays = tiny_task.make_input().arrays
+  source = Enlarging(name='tiny', batch_size=4, is_training=True, arrays=arrays)
+  run(
+    job_log_dir,
+    source,
+    num_steps=num_steps,
+    on_save_error='warn',
+    async_save=async_save,
+  )
+  assert trained(job_log_dir) == list(range(1, num_steps + 1))
+  assert reporting.read_status(str(job_log_dir), 'train').state == 'done'
+  assert 'No space left on device' in caplog.text
+  assert 'training goes on' in caplog.text
+  steps = whole_steps(job_log_dir)
+  assert steps[-1] == num_steps
+  assert len(steps) < num_steps
