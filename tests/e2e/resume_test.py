@@ -1,6 +1,7 @@
 """A run killed at any moment and started again is the run never killed."""
 
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -28,6 +29,11 @@ def numbers(job_log_dir):
   ]
 
 
+def last_step(job_log_dir):
+  lines = numbers(job_log_dir) if (job_log_dir / 'metrics').exists() else []
+  return lines[-1][0] if lines else 0
+
+
 def last_state(job_log_dir):
   with checkpoint.CheckpointManager(
     job_log_dir / 'checkpoints', read_only=True
@@ -43,21 +49,24 @@ def test_three_kills_at_random_moments_change_no_bit(experiment, tmp_path):
   seed = random.randrange(1 << 30)
   print('seed', seed)  # shown by pytest if the test fails
   moments = random.Random(seed)
-  num_kills = 0
-  for after in sorted(moments.sample(range(1, 58), 3)):
-
-    def reached(after=after):
-      lines = numbers(killed) if (killed / 'metrics').exists() else []
-      return bool(lines) and lines[-1][0] >= after
-
+  killed_at = []
+  for third in (range(1, 16), range(20, 35), range(39, 50)):
+    after = moments.choice(third)
     process = program.start(*flags(experiment, killed))
-    num_kills += program.kill_when(process, reached)
+    was_killed = program.kill_when(
+      process, lambda after=after: last_step(killed) >= after
+    )
+    assert was_killed
+    assert process.returncode == -signal.SIGKILL
+    killed_at.append(last_step(killed))
+  assert 1 <= killed_at[0] < killed_at[1] < killed_at[2] < 60
   program.run_ok(*flags(experiment, killed))
-  assert num_kills >= 2
   assert numbers(killed) == numbers(straight)
   assert [step for step, *_ in numbers(killed)] == list(range(1, 61))
   (step, ours), (_, theirs) = last_state(killed), last_state(straight)
   assert step == 60
   assert ours.keys() == theirs.keys()
+  rooms = {name.partition('/')[0] for name in ours}
+  assert rooms == {'step', 'mdl_vars', 'opt_states', 'extra'}
   for name in ours:
     np.testing.assert_array_equal(ours[name], theirs[name], err_msg=name)

@@ -1,10 +1,12 @@
 """The shipped experiments, made small, with dropout, and telling batch ids."""
 
+import time
+
 import fiddle as fdl
 import jax.numpy as jnp
 
 from experiments import digits, lm
-from paxlike import experiment, tasks
+from paxlike import experiment, inputs, tasks
 from paxlike.core import metrics
 
 
@@ -28,6 +30,27 @@ class CnnWithIds(tasks.ClassificationTask):
     return _with_ids(super().loss(mdl_vars, batch, **options), batch)
 
 
+class PacedText(inputs.TextInput):
+  """Gives a batch every 40 ms, so that a kill finds the run where it aims."""
+
+  def read(self, position, rows):
+    time.sleep(0.04)
+    return super().read(position, rows)
+
+
+class PacedDigits(inputs.DigitsInput):
+  """The same of digits."""
+
+  def read(self, position, rows):
+    time.sleep(0.04)
+    return super().read(position, rows)
+
+
+def _paced(inputs_p, cls):
+  fdl.update_callable(inputs_p[0], cls)
+  return inputs_p
+
+
 def _small(task_p, cls):
   fdl.update_callable(task_p, cls)
   task_p.train.summary_interval_steps = 1
@@ -48,6 +71,9 @@ class SmallLm(lm.KjvTiny):
   def task_p(self):
     return _small(super().task_p(), LmWithIds)
 
+  def input_p(self):
+    return _paced(super().input_p(), PacedText)
+
 
 @experiment.register
 class SmallCnn(digits.DigitsCnn):
@@ -55,3 +81,6 @@ class SmallCnn(digits.DigitsCnn):
 
   def task_p(self):
     return _small(super().task_p(), CnnWithIds)
+
+  def input_p(self):
+    return _paced(super().input_p(), PacedDigits)
