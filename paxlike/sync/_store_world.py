@@ -4,7 +4,7 @@ import dataclasses
 import struct
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import logging
@@ -181,18 +181,24 @@ class StoreWorld:
 
   def explain(self, error: BaseException) -> BaseException:
     """See World."""
-    if isinstance(error, errors.PeerFailedError):
-      return error
+    causes = list(_causes(error))
+    for cause in causes:  # of a save that was not made, say
+      if isinstance(cause, errors.PeerFailedError):
+        return cause
     # When a process dies, the others' collectives and the service that process
     # 0 runs fail at once: let the true cause be told first.
-    if isinstance(error, store_lib.StoreLostError) or type(error).__name__ in (
-      'JaxRuntimeError',
-      'XlaRuntimeError',
+    if any(
+      isinstance(cause, store_lib.StoreLostError)
+      or type(cause).__name__ in ('JaxRuntimeError', 'XlaRuntimeError')
+      for cause in causes
     ):
       self._failed.wait(0.0 if self._has_waited else _CULPRIT_WAIT_S)
       self._has_waited = True
     failure = self._failure
-    is_echo = isinstance(error, RuntimeError | store_lib.StoreLostError)
+    is_echo = any(
+      isinstance(cause, RuntimeError | store_lib.StoreLostError)
+      for cause in causes
+    )
     if is_echo and failure is not None and failure.process_index != self._index:
       return failure.error()
     return error
@@ -338,6 +344,14 @@ class ScopedWorld:
   def check_peers(self) -> None:
     """See World."""
     self._world.check_peers()
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+  """An error and what it was raised from."""
+  cause: BaseException | None = error
+  while cause is not None:
+    yield cause
+    cause = cause.__cause__
 
 
 def _pack(values: list[bytes]) -> bytes:

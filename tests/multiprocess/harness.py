@@ -102,6 +102,7 @@ def run(
   absent: Sequence[int] = (),
   start_timeout_s: float = 60.0,
   silence_s: float = 60.0,
+  grace_s: float = 2.0,
 ) -> list[Process]:
   """Runs `job` in that many processes that are joined into one job.
 
@@ -115,6 +116,7 @@ def run(
     absent: Processes that are not started.
     start_timeout_s: How long the processes wait for each other at the start.
     silence_s: How long one may be silent before it counts as lost.
+    grace_s: How long a main thread has to get out once another has failed.
   """
   address = f'localhost:{free_port()}'
   commands = [
@@ -127,6 +129,7 @@ def run(
       f'--process_id={index}',
       f'--start_timeout_s={start_timeout_s}',
       f'--silence_s={silence_s}',
+      f'--grace_s={grace_s}',
       job,
       *arguments,
     ]

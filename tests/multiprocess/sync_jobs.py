@@ -1,6 +1,8 @@
 """What the processes of the synchronisation tests do."""
 
+import contextlib
 import os
+import queue
 import signal
 import threading
 import time
@@ -97,25 +99,75 @@ def barrier_on_one(world: sync.World) -> None:
   steps(world, 2)
   if world.process_index == 0:
     fault()
-    world.barrier('save/2', timeout_s=4.0)
+    world.barrier('save/2', timeout_s=600.0)
   steps(world, 10_000)
 
 
-def saves_on_one(world: sync.World, directory: str) -> None:
+def saves_on_one(world: sync.World, directory: str, meanwhile: str) -> None:
   """A well-known mistake: the save under `if process_index == 0`."""
-  manager = checkpoint.CheckpointManager(
-    directory,
-    config=checkpoint.CheckpointConfig(timeout_s=4.0),
-    save_policy=checkpoint.SavePolicy(every_steps=1),
-    keep_policy=checkpoint.KeepPolicy(max_to_keep=1),
-    world=world,
-  )
-  steps(world, 2)
-  if world.process_index == 0:
-    fault()
-    manager.save(2, {'w': jnp.ones((4,))})
+  manager = checkpoint.CheckpointManager(directory)
+  for step in range(10_000):
+    if meanwhile == 'trains, and says so':
+      world.progress.step(step)
+    collective()
+    if step == 2 and world.process_index == 0:
+      fault()
+      manager.save(step, {'w': jnp.ones((4,))})
+    if step == 2 and world.process_index == 1:
+      if meanwhile == 'sleeps':
+        time.sleep(600.0)
+      if meanwhile == 'ends':
+        break
+  manager.close()
+
+
+def saves_once_more_on_one(world: sync.World, directory: str) -> None:
+  """The same, where the first save was right."""
+  with checkpoint.CheckpointManager(directory) as manager:
+    manager.save(1, {'w': jnp.ones((4,))})
     manager.wait()
-  steps(world, 10_000)
+    for step in range(2, 10):
+      if step == 5 and world.process_index == 0:
+        fault()
+        manager.save(step, {'w': jnp.ones((4,))})
+      world.progress.step(step)
+      collective()
+    if world.process_index == 1:
+      time.sleep(600.0)
+
+
+def comes_late(world: sync.World, directory: str, how: str) -> None:
+  """A first save to which process 1 comes late, but does come."""
+  with checkpoint.CheckpointManager(directory) as manager:
+    collective()
+    if world.process_index == 1:
+      late_for(17.0, how)
+    manager.save(1, {'w': jnp.ones((4,))})
+  print('saved', flush=True)
+
+
+def late_for(duration_s: float, how: str) -> None:
+  end_s = time.monotonic() + duration_s
+  if how == 'computes':
+    while time.monotonic() < end_s:
+      sum(range(10_000))
+  elif how == 'reads, ever again':
+    while time.monotonic() < end_s:
+      time.sleep(1.0)
+  elif how == 'waits in a library':
+    queue.Queue[int]().put(1)
+    with contextlib.suppress(queue.Empty):
+      queue.Queue[int]().get(timeout=duration_s)
+  else:
+    assert how == 'compiles'
+
+    @jax.jit
+    def slow(x):
+      time.sleep(duration_s)  # while it is traced
+      return x
+
+    with sync.world().progress.phase('compile'):
+      slow(1.0)
 
 
 def leaves_early(world: sync.World) -> None:

@@ -17,6 +17,7 @@ def main() -> None:
   parser.add_argument('--process_id', type=int)
   parser.add_argument('--start_timeout_s', type=float, default=60.0)
   parser.add_argument('--silence_s', type=float, default=60.0)
+  parser.add_argument('--grace_s', type=float, default=2.0)
   parser.add_argument('job')
   parser.add_argument('arguments', nargs='*')
   flags = parser.parse_args()
@@ -30,7 +31,7 @@ def main() -> None:
       process_id=flags.process_id,
       timeout_s=flags.start_timeout_s,
       silence_s=flags.silence_s,
-      grace_s=2.0,
+      grace_s=flags.grace_s,
     ) as world:
       job(world, *flags.arguments)
   except errors.PaxlikeError as error:
