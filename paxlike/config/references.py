@@ -4,11 +4,10 @@ An object is named by the shortest public module that holds it: the class
 `paxlike.models._transformer.TransformerLm` is `paxlike.models:TransformerLm`.
 """
 
-import importlib
 import sys
 from typing import Any
 
-from paxlike.core import suggest
+from paxlike.core import lazy, suggest
 
 # Public homes of what libraries define in private modules of another name.
 _KNOWN_DOORS = (
@@ -68,13 +67,13 @@ def load(name: str) -> Any:
   """
   module_name, colon, attribute = name.partition(':')
   if colon:
-    module = _import(module_name)
+    module = lazy.import_if_there(module_name)
     if module is None:
       raise ReferenceError(f'There is no module {module_name!r}.')
     return _get(module, attribute, name)
   parts = name.split('.')
   for count in range(len(parts) - 1, 0, -1):
-    module = _import('.'.join(parts[:count]))
+    module = lazy.import_if_there('.'.join(parts[:count]))
     if module is not None:
       return _get(module, '.'.join(parts[count:]), name)
   raise ReferenceError(
@@ -92,16 +91,6 @@ def _walk(module: Any, attribute: str) -> Any:
   for part in attribute.split('.'):
     module = getattr(module, part, None)
   return module
-
-
-def _import(name: str) -> Any:
-  try:
-    return importlib.import_module(name)
-  except ModuleNotFoundError as error:
-    missing = error.name or ''
-    if name == missing or name.startswith(f'{missing}.'):
-      return None
-    raise
 
 
 def _get(module: Any, attribute: str, whole: str) -> Any:

@@ -1,6 +1,7 @@
 """Doors that open on first use, so that naming a room does not load it."""
 
 import importlib
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,3 +34,18 @@ def attach(
     return module if where[name] == name else getattr(module, name)
 
   return getattribute, lambda: names, names
+
+
+def import_if_there(name: str) -> types.ModuleType | None:
+  """Imports a module; None if there is none of that name.
+
+  Raises:
+    ImportError: It is there, and an import inside it fails.
+  """
+  try:
+    return importlib.import_module(name)
+  except ModuleNotFoundError as error:
+    missing = error.name or ''
+    if name == missing or name.startswith(f'{missing}.'):
+      return None
+    raise

@@ -16,7 +16,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from paxlike.core import errors, suggest
+from paxlike.core import errors, lazy, suggest
 from paxlike.experiment import _base
 
 ENTRY_POINT_GROUP = 'paxlike.experiments'
@@ -146,7 +146,7 @@ class Registry:
     parts = name.split('.')
     _let_current_directory_be_imported()
     for count in range(len(parts) - 1, 0, -1):
-      module = _import_if_there('.'.join(parts[:count]))
+      module = lazy.import_if_there('.'.join(parts[:count]))
       if module is not None:
         return self._take(module, '.'.join(parts[count:]), name)
     return None
@@ -286,16 +286,6 @@ def _let_current_directory_be_imported() -> None:
   """As `python -m` does; last, so that it hides nothing."""
   if '' not in sys.path and os.getcwd() not in sys.path:
     sys.path.append(os.getcwd())
-
-
-def _import_if_there(name: str) -> types.ModuleType | None:
-  try:
-    return importlib.import_module(name)
-  except ModuleNotFoundError as error:
-    missing = error.name or ''
-    if name == missing or name.startswith(f'{missing}.'):
-      return None
-    raise
 
 
 _DEFAULT = Registry(_entry_point_modules)

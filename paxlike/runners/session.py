@@ -13,7 +13,7 @@ import fiddle as fdl
 import jax
 
 from paxlike import checkpoint, inputs, parallel, reporting, sync, tasks
-from paxlike.core import errors, fs
+from paxlike.core import errors, fs, processes
 from paxlike.core import typing as ptyping
 
 CHECKPOINTS = 'checkpoints'
@@ -77,7 +77,7 @@ class Session:
       and found.host == socket.gethostname()
       and found.pid != os.getpid()
       and time.time() - found.updated_s < 3 * STATUS_INTERVAL_S
-      and _is_alive(found.pid)
+      and processes.is_alive(found.pid)
     ):
       raise errors.UsageError(
         f'Process {found.pid} on this host is at work in {self.job_log_dir} '
@@ -182,20 +182,6 @@ class Session:
       return False
     last = reporting.read_status(self.job_log_dir, self.mode)
     return last is not None and last.state == 'running'
-
-
-def _is_alive(pid: int) -> bool:
-  try:
-    os.kill(pid, 0)
-  except ProcessLookupError:
-    return False
-  except PermissionError:
-    return True
-  try:  # one that has ended, but that nobody has waited for, is dead
-    with open(f'/proc/{pid}/stat', encoding='utf-8') as file:
-      return file.read().rpartition(')')[2].split()[0] != 'Z'
-  except OSError:
-    return True
 
 
 class _Beat:
