@@ -384,6 +384,8 @@ class Spoke:
       data = sock.recv(4096)
     except TimeoutError:
       return ''
+    except ConnectionResetError:  # it had not read all when it was killed
+      return ENDED
     except OSError as error:
       return f'is cut off from this process ({error})'
     if not data:

@@ -14,7 +14,6 @@ pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 FLAGS = (
   '--exp=DigitsMlp',
   '--set=NUM_TRAIN_STEPS=5',
-  '--set=TEST_BATCH_SIZE=125',
   '--nocompilation_cache',
 )
 
@@ -26,7 +25,7 @@ def _trained(tmp_path_factory):
   return directory
 
 
-def run(trained, job_log_dir, mode, num_processes):
+def run(trained, job_log_dir, mode, num_processes, *, batch_size=125):
   address = f'localhost:{harness.free_port()}'
   more = ('--nofollow',) if mode == 'eval' else ()
   ended = harness.run_commands(
@@ -34,6 +33,7 @@ def run(trained, job_log_dir, mode, num_processes):
       [
         *(sys.executable, '-m', 'paxlike.main', *FLAGS, *more),
         f'--mode={mode}',
+        f'--set=TEST_BATCH_SIZE={batch_size}',
         f'--job_log_dir={job_log_dir}',
         f'--restore_checkpoint_dir={trained}/checkpoints',
         f'--coordinator_address={address}',
@@ -53,11 +53,15 @@ def line_of(job_log_dir, name):
   return {k: v for k, v in line.items() if k != 'wall_time'}
 
 
-def test_two_processes_find_what_one_does(trained, tmp_path):
+# Of 359 + 1 examples, two of three processes run dry before the last batch.
+@pytest.mark.parametrize(('num_processes', 'batch_size'), [(2, 125), (3, 359)])
+def test_several_processes_find_what_one_does(
+  trained, tmp_path, num_processes, batch_size
+):
   run(trained, tmp_path / 'one', 'eval', 1)
-  run(trained, tmp_path / 'two', 'eval', 2)
+  run(trained, tmp_path / 'more', 'eval', num_processes, batch_size=batch_size)
   want = line_of(tmp_path / 'one', 'eval_test_digits_test')
-  found = line_of(tmp_path / 'two', 'eval_test_digits_test')
+  found = line_of(tmp_path / 'more', 'eval_test_digits_test')
   assert found['num_examples'] == 360
   assert {'loss', 'accuracy', 'f1_macro', 'auc', 'calibration_error'} <= (
     found.keys()

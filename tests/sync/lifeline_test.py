@@ -189,3 +189,23 @@ def test_an_address_without_host_or_port_is_refused(address):
 
 def test_an_ipv6_address_keeps_its_colons():
   assert _lifeline.split_address('[fe80::1]:99') == ('fe80::1', 99)
+
+
+def test_process_0_that_dies_with_words_unread_has_ended_too():
+  with socket.create_server(('127.0.0.1', 0)) as server:
+    address = f'127.0.0.1:{server.getsockname()[1]}'
+    pool = futures.ThreadPoolExecutor(1)
+    joining = pool.submit(
+      _lifeline.join, address, num_processes=2, process_id=1, timeout_s=20.0
+    )
+    hub, _ = server.accept()
+    hub.recv(4096)
+    hub.sendall(b'{"service_port": 1}\n')
+    spoke = joining.result(20)
+    losses = _watch(spoke)
+    while not hub.recv(1, socket.MSG_PEEK):  # its first beat, never read
+      pass
+    hub.close()
+    assert losses.first.wait(10)
+  assert [index for index, _ in losses.found] == [0]
+  assert losses.found[0][1].startswith(_lifeline.ENDED)
