@@ -147,6 +147,7 @@ class _Follower:
     clock: clocks.Clock,
   ):
     self._session = session
+    self._files = journal.files
     self._manager = manager
     self._clock = clock
     self._world = session.world.scoped('follow')
@@ -160,6 +161,7 @@ class _Follower:
   def run(self) -> Iterator[Due]:
     """Yields what is due until training has ended."""
     number = 0
+    is_idle = True
     while True:
       stop_if_asked(self._session)
       number += 1
@@ -167,9 +169,12 @@ class _Follower:
       if 'end' in decision:
         if decision['end']:
           raise errors.FollowedJobError(decision['end'])
+        if is_idle:
+          self._tell_idle(decision['newest'])
         return
       if 'step' not in decision:
         continue
+      is_idle = False
       with self._looking_ahead():
         eval_vars = self._restore(decision['step'])
         if eval_vars is not None:
@@ -179,6 +184,24 @@ class _Follower:
             eval_vars, tuple(decision['names']), tuple(decision['steps'])
           )
         del eval_vars  # or two would be in memory
+
+  def _tell_idle(self, newest: int | None) -> None:
+    """Says why nothing at all was done."""
+    if self._watch is None:
+      return
+    if newest is None:
+      logging.info(
+        'Training is done, and there is no checkpoint in %s: nothing to do.',
+        self._manager.directory,
+      )
+      return
+    logging.info(
+      'Step %d is %s already (%s) and training is done: nothing to do. To do '
+      'it again: --nofollow.',
+      newest,
+      'decoded' if self._session.mode == 'decode' else 'evaluated',
+      ', '.join(self._files),
+    )
 
   def close(self) -> None:
     """Lets go of what was opened."""

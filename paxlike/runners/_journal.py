@@ -20,6 +20,7 @@ class Journal:
 
   Attributes:
     names: The inputs, in their order.
+    files: Where their results are, below the job's directory.
   """
 
   def __init__(
@@ -40,6 +41,7 @@ class Journal:
         this input at this step; None if never.
     """
     self.names = tuple(names)
+    self.files = tuple(f'metrics/{prefix}_{name}.jsonl' for name in names)
     self._is_unfinished = is_unfinished
     self._finished: set[tuple[str, int]] = set()
     self._lines: dict[str, dict[int, float | None]] = {}

@@ -74,7 +74,8 @@ class Watch:
 
     Returns:
       {'step', 'saved_s', 'names'} of a checkpoint to work on, and all
-      'steps'; or {'end': what is wrong or ''}; or nothing.
+      'steps'; or {'end': what is wrong or '', 'newest': the last step or
+      None}; or nothing.
 
     Raises:
       CheckpointError: The directory cannot be read, and that for long.
@@ -84,6 +85,9 @@ class Watch:
       # Before the steps: one that has ended has saved its last before.
       end = self._trainer.look()
       due = self._look(is_last=end is not None)
+      newest = self._records[-1].step if self._records else None
+      if end is None:
+        self._trainer.tell(newest)
       if due:
         record, names = due[0]
         return {
@@ -93,7 +97,8 @@ class Watch:
           'steps': [r.step for r in self._records],
         }
       if end is not None and due is not None:
-        return {'end': end.error or self._final_error()}
+        error = end.error(newest) or self._final_error()
+        return {'end': error, 'newest': newest}
       is_asked = bool(self._session.world.stop.requested())
       if is_asked or self._clock.monotonic_s() >= until_s:
         return {}

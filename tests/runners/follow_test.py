@@ -2,7 +2,10 @@ import contextlib
 import dataclasses
 import errno
 import glob
+import json
 import os
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -80,6 +83,16 @@ def say(directory, state, step=4, **fields):
   )
 
 
+def say_of_a_dead_process(directory, step):
+  """Training says 'running' in the name of a process that has ended."""
+  say(directory, 'running', step)
+  with subprocess.Popen([sys.executable, '-c', '']) as process:
+    pass
+  path = directory / 'status' / 'train.json'
+  status = json.loads(path.read_text())
+  path.write_text(json.dumps({**status, 'pid': process.pid}))
+
+
 def write_line(directory, step, saved_s, name='test'):
   with reporting.SummaryWriter(
     str(directory),
@@ -152,6 +165,101 @@ def test_a_training_that_vanished_ends_the_follower_after_the_deadline(
     follow(tmp_path, clock)
   assert 100 <= clock.slept_s < 110
   assert follow_lines(tmp_path) == [0, 1, 2]
+
+
+def test_a_training_whose_process_is_gone_is_waited_for_a_minute_alone(
+  tmp_path, caplog
+):
+  train_in(tmp_path, 2)
+  say_of_a_dead_process(tmp_path, 2)
+  clock = ScriptedClock()
+  caplog.set_level('INFO')
+  with pytest.raises(errors.FollowedJobError, match='vanished without a word'):
+    follow(tmp_path, clock, follow_timeout_s=900.0)
+  assert 60 <= clock.slept_s < 70
+  assert follow_lines(tmp_path) == [0, 1, 2]
+  (line,) = (t for t in caplog.messages if 'is gone' in t)
+  assert 'waiting 60 s, until ' in line
+
+
+def test_no_wait_for_a_process_that_is_gone_is_longer_than_was_asked_for(
+  tmp_path,
+):
+  train_in(tmp_path, 2)
+  say_of_a_dead_process(tmp_path, 2)
+  clock = ScriptedClock()
+  with pytest.raises(errors.FollowedJobError, match='not changed for 3 s'):
+    follow(tmp_path, clock, follow_timeout_s=3.0)
+  assert 3 <= clock.slept_s < 5
+
+
+def test_a_training_that_was_killed_and_started_again_is_followed_on(tmp_path):
+  train_in(tmp_path, 2)
+  say_of_a_dead_process(tmp_path, 2)
+  clock = ScriptedClock(*[nothing] * 100, lambda: train_in(tmp_path))
+  assert follow(tmp_path, clock) == STEPS
+
+
+def test_a_process_of_another_host_is_waited_for_as_long_as_was_asked_for(
+  tmp_path,
+):
+  train_in(tmp_path, 2)
+  say_of_a_dead_process(tmp_path, 2)
+  path = tmp_path / 'status' / 'train.json'
+  status = json.loads(path.read_text())
+  path.write_text(json.dumps({**status, 'host': 'another'}))
+  clock = ScriptedClock()
+  with pytest.raises(errors.FollowedJobError, match='on another vanished'):
+    follow(tmp_path, clock)
+  assert 100 <= clock.slept_s < 110
+
+
+def test_a_step_that_was_saved_since_the_last_word_is_the_one_it_stopped_at(
+  tmp_path, caplog
+):
+  train_in(tmp_path, 3)
+  caplog.set_level('INFO')
+  say_of_a_dead_process(tmp_path, 1)
+  with pytest.raises(errors.FollowedJobError, match='stopped at step 3'):
+    follow(tmp_path)
+  say(tmp_path, 'failed', 1, reason='NaN')
+  with pytest.raises(errors.FollowedJobError, match='failed after step 3: NaN'):
+    follow(tmp_path)
+  assert any('failed at step 3' in text for text in caplog.messages)
+  assert not any('step 1;' in text for text in caplog.messages)
+
+
+def test_a_step_without_a_checkpoint_is_the_one_that_it_stopped_at(tmp_path):
+  train_in(tmp_path, 2)
+  say(tmp_path, 'failed', 3, reason='NaN')
+  with pytest.raises(errors.FollowedJobError, match='failed after step 3: NaN'):
+    follow(tmp_path)
+
+
+def idle_lines(caplog):
+  return [t for t in caplog.messages if 'nothing to do' in t]
+
+
+def test_a_follower_that_finds_all_done_says_so(tmp_path, caplog):
+  train_in(tmp_path)
+  caplog.set_level('INFO')
+  assert follow(tmp_path) == STEPS
+  assert not idle_lines(caplog)
+  assert follow(tmp_path) == []
+  assert idle_lines(caplog) == [
+    'Step 4 is evaluated already (metrics/eval_test_test.jsonl) and training '
+    'is done: nothing to do. To do it again: --nofollow.'
+  ]
+
+
+def test_a_training_that_left_no_checkpoint_is_said_to_have_left_none(
+  tmp_path, caplog
+):
+  say(tmp_path, 'done', 4)
+  caplog.set_level('INFO')
+  assert follow(tmp_path) == []
+  (line,) = idle_lines(caplog)
+  assert f'no checkpoint in {tmp_path}' in line
 
 
 def follow_lines(directory):
