@@ -13,10 +13,12 @@ if not __package__:  # run as a script: make `import paxlike` find this tree
 
 import contextlib
 import dataclasses
+import errno
 import importlib
 import pkgutil
 import re
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -34,8 +36,11 @@ _AGENT = 'PAXLIKE_AGENT'
 _LAUNCHER = 'PAXLIKE_LAUNCHER'
 MODES = ('train', 'eval', 'decode')
 _EXIT_INTERRUPTED = 130
+# What is told in a line: nothing in the program is wrong.
+_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # How absl says that a flag was given before, (name, new value, old value).
 _GIVEN_TWICE = re.compile(r'flag --(\w+)=(.*): already defined as (.*)')
+_has_begun = threading.Event()
 _USAGE = """\
 paxlike --exp=NAME --mode=train|eval|decode --job_log_dir=DIR [flags]
 paxlike COMMAND ...
@@ -46,13 +51,15 @@ def console() -> NoReturn:
   """Entry point of the `paxlike` command."""
   is_job = len(sys.argv) > 1 and sys.argv[1].startswith('-')
   if is_job:
-    signal.signal(signal.SIGTERM, _stop_early)
+    for number in (signal.SIGTERM, signal.SIGINT):
+      signal.signal(number, _stop_early)
     if _LAUNCHER in os.environ:  # its death, kill -9 included, is a request
       processes.end_with_parent(signal.SIGTERM)
   try:
     status = main(sys.argv)
     if is_job:  # all is written: nothing is left that a request could stop
-      signal.signal(signal.SIGTERM, signal.SIG_IGN)
+      for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     sys.stdout.flush()
   except BrokenPipeError:  # the reader, such as `head`, has seen enough
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -78,9 +85,22 @@ def main(argv: Sequence[str]) -> int:
     return _run_job(argv)
   except errors.PaxlikeError as error:
     return _report(error)
+  except OSError as error:
+    if error.errno not in _OF_DISKS:
+      raise
+    return _report(_disk_error(error))
   except KeyboardInterrupt:
     print('paxlike: interrupted', file=sys.stderr)
     return _EXIT_INTERRUPTED
+
+
+def _disk_error(error: OSError) -> errors.PaxlikeError:
+  where = f' {error.filename}' if error.filename else ''
+  return errors.PaxlikeError(
+    f'Cannot write{where}: {error.strerror}. Make room there or set another '
+    '--job_log_dir, then start the job again: it goes on from its last '
+    'checkpoint.'
+  )
 
 
 def _report(error: errors.PaxlikeError) -> int:
@@ -146,7 +166,9 @@ def _run_job(argv: Sequence[str]) -> int:
 
   from paxlike import config, experiment
 
-  resolved = experiment.resolve(experiment.get(values.exp), values.set)
+  with experiment.mistakes_told(values.exp):
+    found = experiment.get(values.exp)
+  resolved = experiment.resolve(found, values.set)
   if values.dump_config:
     print(f'# experiment: {resolved.name}')
     print(config.dump.to_text(resolved.roots()), end='')
@@ -155,9 +177,11 @@ def _run_job(argv: Sequence[str]) -> int:
   return errors.EXIT_DONE
 
 
-def _stop_early(number: int, frame: object) -> NoReturn:
+def _stop_early(number: int, frame: object) -> None:
   """Ends a job that was asked to stop before it had begun."""
   del number, frame
+  if _has_begun.is_set():
+    return  # And has ended: while it runs, requests are heard by `sync`.
   print('paxlike: stopped before the job began', file=sys.stderr, flush=True)
   os._exit(errors.EXIT_PREEMPTED)
 
@@ -229,6 +253,7 @@ def _run_in(
   """
   from paxlike import experiment, sync
 
+  _has_begun.set()
   job_log_dir = fs.expand(values.job_log_dir)
   if world.process_count > 1:
     _set_up_logging(values.verbosity, f' p{world.process_index}')

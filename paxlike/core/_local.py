@@ -162,9 +162,11 @@ class LocalFileSystem(_storage.FileSystem):
     try:
       self.write_new(temporary, data)
       self.rename(temporary, path)
-    except OSError:
+    except OSError as error:
       with contextlib.suppress(OSError):
         os.unlink(temporary)
+      # A full disk says no name of its own accord.
+      error.filename = path
       raise
     self.sync_dir(parent or '.')
 

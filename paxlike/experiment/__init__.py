@@ -11,6 +11,7 @@ from paxlike.core import lazy
 
 if TYPE_CHECKING:
   from paxlike.experiment._base import BaseExperiment as BaseExperiment
+  from paxlike.experiment._mistakes import mistakes_told as mistakes_told
   from paxlike.experiment._record import describe as describe
   from paxlike.experiment._record import facts as facts
   from paxlike.experiment._record import recording as recording
@@ -33,6 +34,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'describe': '_record',
     'get': '_registry',
     'list_all': '_registry',
+    'mistakes_told': '_mistakes',
     'register': '_registry',
     'resolve': '_resolve',
     'facts': '_record',

@@ -8,6 +8,7 @@ may have meant. Whatever is not surely such a mistake is left as it is.
 import contextlib
 import re
 import sys
+import sysconfig
 import traceback
 import types
 from collections.abc import Iterator
@@ -37,6 +38,11 @@ def explained(cls: type) -> Iterator[None]:
   Raises:
     ConfigError: Some class has no such field, lacks one, or is not there.
   """
+  if lacking := getattr(cls, '__abstractmethods__', None):
+    raise errors.ConfigError(
+      f'{cls.__module__}.{cls.__qualname__} does not define '
+      f'{", ".join(sorted(lacking))}, which every experiment must.'
+    )
   try:
     yield
   except (AttributeError, TypeError) as error:
@@ -44,6 +50,52 @@ def explained(cls: type) -> Iterator[None]:
     if told is None:
       raise
     raise errors.ConfigError(told) from error
+
+
+@contextlib.contextmanager
+def mistakes_told(name: str) -> Iterator[None]:
+  """Raises what an experiment's module fails with as one line.
+
+  Args:
+    name: What `--exp` was given.
+
+  Raises:
+    ConfigError: The module cannot be imported; the error is the cause.
+  """
+  try:
+    yield
+  except SyntaxError as error:
+    place = f'{error.filename}:{error.lineno}'
+    raise _unimportable(name, place, error) from error
+  except (ImportError, NameError, AttributeError, TypeError) as error:
+    theirs = [
+      (frame.f_code.co_filename, line)
+      for frame, line in traceback.walk_tb(error.__traceback__)
+      if not _is_between(frame) and not _is_of_python(frame)
+    ]
+    if not theirs:
+      raise
+    file, line = theirs[-1]
+    raise _unimportable(name, f'{file}:{line}', error) from error
+
+
+def _unimportable(
+  name: str, place: str, error: Exception
+) -> errors.ConfigError:
+  said = error.msg if isinstance(error, SyntaxError) else str(error)
+  hint = ''
+  if isinstance(error, ModuleNotFoundError) and error.name:
+    top = _package(error.name)
+    hint = f' Is {top} installed here, or its name misspelt?'
+  return errors.ConfigError(
+    f'{place}: {type(error).__name__}: {said} (while looking for '
+    f'--exp={name}).{hint}'
+  )
+
+
+def _is_of_python(frame: types.FrameType) -> bool:
+  file = frame.f_code.co_filename
+  return file.startswith(('<', sysconfig.get_path('stdlib')))
 
 
 def _tell(error: Exception, packages: set[str]) -> str | None:

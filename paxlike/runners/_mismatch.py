@@ -9,32 +9,36 @@ from collections.abc import Iterator
 from typing import Any
 
 import fiddle as fdl
+from absl import logging
 
 from paxlike import config
 from paxlike.core import errors, fs
 from paxlike.runners import session as sessions
 
 _MAX_LINES = 10
+# Of the variables that differ: they follow from the config.
+_MAX_LEAVES = 5
 # Where training itself goes on, which changes no shape.
 _TRAIN = 'task_p.train'
+_MODEL = 'task_p.model'
 
 
 @contextlib.contextmanager
 def explained(
   session: sessions.Session, task_p: Any, directory: str | None
 ) -> Iterator[None]:
-  """Adds to a mismatch what differs from the config of the training job.
+  """Puts before a mismatch what differs from the config of the training job.
 
   Args:
     session: The job.
     task_p: Config of its task; a task that is built tells nothing.
     directory: Directory of checkpoints; None: the job's own.
   """
+  _tell_other_model(session, task_p, directory)
   try:
     yield
   except errors.RestoreMismatchError as error:
-    where = directory or session.checkpoint_dir
-    path = fs.join(fs.parent_dir(where), 'config', 'train.json')
+    path = _record_of(session, directory)
     lines = _changes(task_p, path)
     if not lines:
       raise
@@ -42,8 +46,49 @@ def explained(
     shown = lines[:_MAX_LINES] + ([f'and {more} more'] if more > 0 else [])
     text = ''.join(f'\n  {line}' for line in shown)
     raise errors.RestoreMismatchError(
-      f'{error}\nThe config is not the one that was trained with, {path}:{text}'
+      f'The config is not the one that was trained with, {path}:{text}\n'
+      f'{_shortened(str(error))}'
     ) from error
+
+
+def _shortened(message: str) -> str:
+  """The message of a mismatch with the first few of its indented lines."""
+  lines = message.splitlines()
+  leaves = [line for line in lines if line.startswith('  ')]
+  if len(leaves) <= _MAX_LEAVES:
+    return message
+  more = len(leaves) - _MAX_LEAVES
+  if unsaid := re.fullmatch(r'  and (\d+) more', leaves[-1]):
+    more += int(unsaid[1]) - 1
+  first = lines.index(leaves[0])
+  return '\n'.join(
+    [
+      *lines[:first],
+      *leaves[:_MAX_LEAVES],
+      f'  and {more} more',
+      *lines[first + len(leaves) :],
+    ]
+  )
+
+
+def _tell_other_model(
+  session: sessions.Session, task_p: Any, directory: str | None
+) -> None:
+  """Warns of a model that fits the parameters and computes something else."""
+  path = _record_of(session, directory)
+  lines = [line for line in _changes(task_p, path) if line.startswith(_MODEL)]
+  if lines:
+    logging.warning(
+      'The model is not the one that was trained with, %s: %s. The results '
+      'are those of the model as it is now.',
+      path,
+      '; '.join(lines[:_MAX_LINES]),
+    )
+
+
+def _record_of(session: sessions.Session, directory: str | None) -> str:
+  where = directory or session.checkpoint_dir
+  return fs.join(fs.parent_dir(where), 'config', 'train.json')
 
 
 def _changes(task_p: Any, path: str) -> list[str]:

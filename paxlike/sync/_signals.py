@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
+from absl import logging
+
 _ASKING = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -19,8 +21,8 @@ _ASKING = (signal.SIGTERM, signal.SIGINT)
 def asking(ask: Callable[[str], None]) -> Iterator[None]:
   """Calls `ask(signal name)` in another thread for each such signal.
 
-  Inside the block SIGTERM never ends the process: a second one does not break
-  the save that the first one asked for. A second Ctrl-C does, as everywhere.
+  Inside the block SIGTERM never ends the process, nor does a second Ctrl-C:
+  they would break the save that the first one asked for. A third Ctrl-C does.
   Outside of the main thread this does nothing, since Python allows no handler
   there.
   """
@@ -48,7 +50,7 @@ def asking(ask: Callable[[str], None]) -> Iterator[None]:
 
 
 class _Handler:
-  """Does nothing, but for a second Ctrl-C."""
+  """Does nothing the first time; tells of patience, then has none."""
 
   def __init__(self) -> None:
     self._interrupts = 0
@@ -57,7 +59,12 @@ class _Handler:
     del frame
     if number == signal.SIGINT:
       self._interrupts += 1
-      if self._interrupts > 1:
+      if self._interrupts == 2:
+        logging.warning(
+          'Stopping already, as soon as the state is saved. Once more Ctrl-C '
+          'ends it at once, and what is not saved is lost.'
+        )
+      elif self._interrupts > 2:
         raise KeyboardInterrupt
 
 

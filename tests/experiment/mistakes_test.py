@@ -79,3 +79,41 @@ def test_a_wrong_field_within_what_the_experiment_calls_is_left_as_it_is():
   with pytest.raises(TypeError, match='no_such_option') as caught:
     experiment.resolve(Deep)
   assert not isinstance(caught.value, errors.PaxlikeError)
+
+
+def test_an_experiment_without_a_task_is_named():
+  class Lacking(experiment.BaseExperiment):
+    pass
+
+  with pytest.raises(
+    errors.ConfigError, match=r'Lacking does not define .*task_p'
+  ):
+    experiment.resolve(Lacking)
+
+
+@pytest.mark.parametrize(
+  ('line', 'said'),
+  [
+    ('import not_installed_here', 'ModuleNotFoundError: No module named'),
+    ('from paxlike import not_there_here', 'not_there_here'),
+    ('def (:', 'SyntaxError: '),
+    ('x = undefined_here', "NameError: name 'undefined_here'"),
+  ],
+)
+def test_a_module_that_cannot_be_imported_is_one_line(
+  tmp_path, monkeypatch, line, said
+):
+  name = f'module_{abs(hash(line))}'
+  (tmp_path / f'{name}.py').write_text(f'"""Mine."""\n\n{line}\n')
+  monkeypatch.syspath_prepend(tmp_path)
+  exp = f'{name}.Mine'
+  with (
+    pytest.raises(errors.ConfigError) as caught,
+    experiment.mistakes_told(exp),
+  ):
+    experiment.get(exp)
+  told = str(caught.value)
+  assert told.startswith(f'{tmp_path / name}.py:3: ')
+  assert said in told
+  assert f'--exp={exp}' in told
+  assert '\n' not in told

@@ -1,0 +1,70 @@
+"""Ctrl-C, and a disk without room, as the program's user meets them."""
+
+import signal
+import subprocess
+import time
+
+import pytest
+
+from paxlike import reporting
+from tests.e2e import program
+
+pytestmark = pytest.mark.e2e
+
+JOB = ('--exp=DigitsMlp', '--mode=train')
+
+
+def test_a_second_ctrl_c_breaks_no_save(tmp_path):
+  process = program.start(
+    *JOB, f'--job_log_dir={tmp_path}', '--set=NUM_TRAIN_STEPS=1000000'
+  )
+  deadline_s = time.monotonic() + 120
+  first = tmp_path / 'checkpoints' / 'checkpoint_00000200'
+  while not first.exists():
+    assert process.poll() is None
+    assert time.monotonic() < deadline_s
+    time.sleep(0.02)
+  process.send_signal(signal.SIGINT)
+  time.sleep(0.05)
+  process.send_signal(signal.SIGINT)
+  _, err = process.communicate(timeout=120)
+  assert process.returncode == 75, err
+  assert 'Traceback' not in err
+  assert err.splitlines()[-1].startswith('paxlike: Stopped on request after')
+  status = reporting.read_status(str(tmp_path), 'train')
+  assert status is not None
+  assert status.state == 'preempted'
+  newest = max(path.name for path in (tmp_path / 'checkpoints').glob('ch*_*'))
+  assert int(newest.removeprefix('checkpoint_')) == status.step
+
+
+def test_a_ctrl_c_before_the_job_begins_is_a_stop_too(tmp_path):
+  process = program.start(*JOB, f'--job_log_dir={tmp_path}')
+  time.sleep(0.5)
+  process.send_signal(signal.SIGINT)
+  _, err = process.communicate(timeout=120)
+  assert process.returncode == 75, err
+  assert 'Traceback' not in err
+
+
+def test_a_disk_that_is_full_before_the_start_is_one_line(tmp_path):
+  mount = tmp_path / 'small'
+  mount.mkdir()
+  done = subprocess.run(
+    ['mount', '-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', str(mount)],
+    check=False,
+    capture_output=True,
+  )
+  if done.returncode:
+    pytest.skip(f'cannot mount a tmpfs here: {done.stderr.decode()}')
+  try:
+    with open(mount / 'fill', 'wb', buffering=0) as file:
+      for _ in range(16):
+        file.write(bytes(4096))
+    ended = program.run(*JOB, f'--job_log_dir={mount}/run')
+  finally:
+    subprocess.run(['umount', str(mount)], check=True)
+  assert ended.returncode == 1
+  (line,) = ended.stderr.splitlines()
+  assert line.startswith(f'paxlike: Cannot write {mount}/run/config/train')
+  assert 'No space left on device' in line
