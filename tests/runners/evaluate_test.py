@@ -208,9 +208,55 @@ def test_a_model_unlike_the_one_that_was_trained_names_what_was_changed(
     assert 'task_p.model.hidden_dims: (16,) -> (24,)' in text
     assert 'config/train.json' in text
     assert 'save_max_to_keep' not in text
-    assert 'hidden' in text.partition('task_p')[0]
+    assert 'hidden' in text.partition('does not fit')[2]
+    assert text.index('task_p.model.hidden_dims') < text.index('does not fit')
   with pytest.raises(errors.RestoreMismatchError, match=r'hidden_dims: \(16'):
     decode.decode_once_spmd_model(now.task_p, now.decode_input_p, str(tmp_path))
+
+
+def test_a_model_unlike_the_one_that_was_trained_is_told_by_five_leaves(
+  tmp_path,
+):
+  before, now = (
+    experiment.resolve(
+      experiment.get('DigitsMlp'),
+      ['NUM_TRAIN_STEPS=1', f'HIDDEN_DIMS={(width,) * 4}'],
+    )
+    for width in (4, 5)
+  )
+  experiment.write_record(str(tmp_path), 'train', before)
+  train.train_and_evaluate_spmd_model(
+    before.task_p, before.train_input_p, str(tmp_path)
+  )
+  with pytest.raises(errors.RestoreMismatchError) as caught:
+    evaluate_in(tmp_path, now.task_p, now.eval_input_p)
+  lines = str(caught.value).splitlines()
+  (said,) = (i for i, line in enumerate(lines) if 'does not fit' in line)
+  leaves = [line for line in lines[said + 1 :] if line.startswith('  ')]
+  # Kernel and bias of four layers, and the kernel of the last one.
+  assert '9 leaves differ' in lines[said]
+  assert len(leaves) == 6
+  assert leaves[-1] == '  and 4 more'
+  assert 'paxlike ckpt show' in lines[-1]
+
+
+def test_a_model_that_fits_and_is_another_one_is_told(tmp_path, caplog):
+  before, now = (
+    experiment.resolve(
+      experiment.get('DigitsMlp'),
+      ['NUM_TRAIN_STEPS=1', f'DROPOUT_RATE={rate}', f'LEARNING_RATE={lr}'],
+    )
+    for rate, lr in ((0.1, 0.1), (0.2, 0.3))
+  )
+  experiment.write_record(str(tmp_path), 'train', before)
+  train.train_and_evaluate_spmd_model(
+    before.task_p, before.train_input_p, str(tmp_path)
+  )
+  evaluate_in(tmp_path, before.task_p, before.eval_input_p)
+  assert 'not the one that was trained with' not in caplog.text
+  evaluate_in(tmp_path, now.task_p, now.eval_input_p)
+  assert 'task_p.model.dropout_rate: 0.1 -> 0.2' in caplog.text
+  assert 'learning_rate' not in caplog.text.partition('trained with')[2]
 
 
 def test_only_the_averaged_parameters_are_read(tmp_path):
