@@ -121,7 +121,7 @@ def summarize(events: Sequence[dict[str, Any]]) -> Goodput:
     if event.get('totals_s'):
       # Of each process that trained only its last word counts.
       last[event.get('run', 0), event.get('generation', 0)] = event
-  lost = _lost_steps(events)
+  lost = _lost_steps(events, list(last.values()))
   seconds: dict[str, float] = collections.defaultdict(float)
   seconds[_USEFUL] = 0.0
   for key, event in last.items():
@@ -164,13 +164,27 @@ def _ending(events: Sequence[dict[str, Any]]) -> str:
   )
 
 
-def _lost_steps(events: Sequence[dict[str, Any]]) -> dict[int, int]:
-  """Steps of each generation that a later one did again."""
-  lost = {}
+def _lost_steps(
+  events: Sequence[dict[str, Any]], words: Sequence[dict[str, Any]]
+) -> dict[int, int]:
+  """Steps of each generation that a later one did again.
+
+  Args:
+    events: All of them.
+    words: The last word of each process that trained.
+  """
+  begun = {e.get('generation', 0): e.get('first_step') for e in words}
+  ended = {e.get('generation', 0): e.get('step', 0) for e in words}
+  lost: dict[int, int] = {}
   before = 0
   for event in events:
     if event['event'] == 'formed':
-      lost[before] = event.get('steps_lost') or 0
+      known = event.get('steps_lost')
+      if known is None:  # it went on from a checkpoint, or began anew
+        # `formed` itself is told in the generation before it.
+        later = min((g for g in begun if g > before), default=before)
+        known = ended.get(before, 0) - (begun.get(later) or 0)
+      lost[before] = max(0, known)
     before = event.get('generation', before)
   return lost
 

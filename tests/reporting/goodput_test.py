@@ -63,6 +63,16 @@ def test_steps_that_were_done_again_are_not_useful(tmp_path):
   assert found.fraction == pytest.approx(0.6)
 
 
+def test_steps_done_again_from_a_checkpoint_are_not_useful_either(tmp_path):
+  events = [{**event} for event in _ONE_FAULT]
+  (formed,) = [event for event in events if 'steps_lost' in event]
+  known, formed['steps_lost'] = formed['steps_lost'], None
+  assert known == 10
+  _write(tmp_path, *events)
+  found = reporting.goodput(str(tmp_path))
+  assert found.seconds['steps done again'] == pytest.approx(10.0)
+
+
 def test_a_recovery_tells_why_with_how_many_and_how_long(tmp_path):
   _write(tmp_path, *_ONE_FAULT)
   (recovery,) = reporting.goodput(str(tmp_path)).recoveries
