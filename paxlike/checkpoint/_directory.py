@@ -12,11 +12,28 @@ from paxlike.core import errors, fs
 
 
 def look(place: _commit.Place) -> bytes:
-  """Lists what is committed; changes nothing."""
-  names = _history.committed_names(place.file_system, place.directory)
-  return _history.encode(
-    _history.load(place.file_system, place.directory, names)
-  )
+  """Lists what is committed; changes nothing.
+
+  Looks again where the only step that was there was swept in between: a newer
+  one came before it went.
+  """
+  before: set[str] = set()
+  while True:
+    names = _history.committed_names(place.file_system, place.directory)
+    records = _history.load(place.file_system, place.directory, names)
+    there = set() if records else _step_names(place)
+    if there <= before:
+      return _history.encode(records)
+    before = there
+
+
+def _step_names(place: _commit.Place) -> set[str]:
+  """Names of all that may be steps, whole or not."""
+  try:
+    names = place.file_system.list_dir(place.directory)
+  except (FileNotFoundError, NotADirectoryError):
+    return set()
+  return {name for name in names if _layout.parse_step(name) is not None}
 
 
 def take_over(place: _commit.Place) -> bytes:

@@ -114,6 +114,34 @@ def late(seed: int) -> faulty_fs.FaultyFileSystem:
   )
 
 
+def test_a_reader_looks_until_it_sees_a_step_that_is_there(tmp_path):
+  with checkpoint.CheckpointManager(
+    tmp_path, keep_policy=checkpoint.KeepPolicy(max_to_keep=1)
+  ) as writer:
+    writer.save(1, state(1, 1.0))
+    writer.wait()
+    left = [2, 3, 4, 5]
+
+    def sweep_what_was_listed() -> None:
+      if left:
+        step = left.pop(0)
+        writer.save(step, state(step, 1.0))
+        writer.wait()
+
+    disk = faulty_fs.FaultyFileSystem(
+      faulty_fs.DelayWhen(
+        lambda number, call: call.method == 'exists', sweep_what_was_listed
+      ),
+      num_threads=1,
+    )
+    reader = checkpoint.CheckpointManager(
+      tmp_path, read_only=True, file_system=disk
+    )
+    assert reader.steps() == [5]
+    assert not left
+    reader.close()
+
+
 WRITER = """
 import sys
 import tempfile
