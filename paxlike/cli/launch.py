@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import IO
 
 from paxlike.core import errors
+from paxlike.core import processes as processes_lib
 
 _EPILOG = """\
 What follows `--` is the command line of one process, flags of paxlike or any
@@ -148,6 +149,11 @@ class _Process:
     code = self._popen.poll()
     return 128 - code if code is not None and code < 0 else code
 
+  @property
+  def is_stopped(self) -> bool:
+    """Whether a signal holds it, so that it will not end by itself."""
+    return processes_lib.is_stopped(self._popen.pid)
+
   def send(self, number: int) -> None:
     """Sends it a signal, if it still runs."""
     if self._popen.poll() is None:
@@ -202,7 +208,9 @@ def _watch(
         deadline_s = clock() + _GRACE_S
         _say(f'process {index} ended with status {status}')
     running = [index for index, status in statuses.items() if status is None]
-    if running and clock() > deadline_s:
+    failed = first_failed is not None
+    held = failed and all(processes[index].is_stopped for index in running)
+    if running and (held or clock() > deadline_s):
       _say(f'ending processes {running}, which are still running')
       break
     if not running:

@@ -25,8 +25,19 @@ def is_alive(pid: int) -> bool:
     return False
   except PermissionError:
     return True
-  try:  # one that has ended, but that nobody has waited for, is dead
+  # One that has ended, but that nobody has waited for, is dead.
+  return _state(pid) != 'Z'
+
+
+def is_stopped(pid: int) -> bool:
+  """Whether a signal holds a process of this machine: it hears no other."""
+  return _state(pid) == 'T'
+
+
+def _state(pid: int) -> str:
+  """Linux' letter for it; '' where that is not told."""
+  try:
     with open(f'/proc/{pid}/stat', encoding='utf-8') as file:
-      return file.read().rpartition(')')[2].split()[0] != 'Z'
+      return file.read().rpartition(')')[2].split()[0]
   except OSError:
-    return True
+    return ''

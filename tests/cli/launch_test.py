@@ -55,6 +55,19 @@ def test_the_status_is_that_of_the_first_to_fail(capfd, monkeypatch):
   assert 'ending processes [0, 2]' in errors_said
 
 
+def test_a_stopped_process_is_not_waited_for():
+  code = (
+    'import os, signal, sys, time\n'
+    'if os.environ["JAX_PROCESS_ID"] == "1":\n'
+    '  os.kill(os.getpid(), signal.SIGSTOP)\n'
+    'time.sleep(1)\n'
+    'sys.exit(3)'
+  )
+  started_s = time.monotonic()
+  assert launch.main(_python(code, count=2)) == 3
+  assert time.monotonic() - started_s < launch._GRACE_S / 2
+
+
 def test_a_killed_process_counts_as_a_shell_counts(monkeypatch):
   monkeypatch.setattr(launch, '_GRACE_S', 0.3)
   code = 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)'
