@@ -12,7 +12,8 @@ class Digits(experiment.BaseExperiment):
   """1,437 digits to train on and 360 to test on; subclasses give the model."""
 
   BATCH_SIZE = 64
-  TEST_BATCH_SIZE = 128
+  # As in training: the evaluation step is compiled once a batch shape.
+  TEST_BATCH_SIZE = 64
   NUM_TRAIN_STEPS = 400
   LEARNING_RATE = 2e-3
   WEIGHT_DECAY = 0.01

@@ -72,13 +72,12 @@ SMALL_LM = (
 )
 
 
-# Of one batch size: the step of an evaluation is compiled once a batch shape.
-SMALL_CNN = ('--exp=DigitsCnn', '--set=TEST_BATCH_SIZE=64')
+CNN = ('--exp=DigitsCnn',)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-  'experiment', [SMALL_CNN, SMALL_LM], ids=['DigitsCnn', 'KjvTiny']
+  'experiment', [CNN, SMALL_LM], ids=['DigitsCnn', 'KjvTiny']
 )
 def test_each_kind_of_step_is_compiled_once_and_no_other_framework_loaded(
   experiment, tmp_path
