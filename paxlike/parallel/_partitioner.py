@@ -145,7 +145,6 @@ class Partitioner:
     """
     padded = self.padded_size(batch_size)
     rows = self._padded_rows(batch_size)
-    spans = self.batch_sharding.addressable_devices_indices_map((padded,))
     host = {
       name: _pad_rows(values, len(rows), -1 if name == 'example_id' else 0)
       for name, values in batch.items()
@@ -154,6 +153,7 @@ class Partitioner:
       return {name: _aligned(values) for name, values in host.items()}
     if len(rows) == padded and self.batch_sharding.is_fully_addressable:
       return jax.device_put(host, self.batch_sharding)  # one call, not many
+    spans = self.batch_sharding.addressable_devices_indices_map((padded,))
     result = {}
     for name, values in host.items():
       shards = []
