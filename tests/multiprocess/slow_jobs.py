@@ -12,6 +12,7 @@ import jax
 
 from experiments import digits
 from paxlike import checkpoint, experiment, inputs, tasks
+from paxlike.core import fs
 
 _SLOW_S = 3.0
 
@@ -58,6 +59,19 @@ def _slow(method, phase):
   @functools.wraps(method)
   def slow(*args, **kwargs):
     now(phase)
+    return method(*args, **kwargs)
+
+  return slow
+
+
+def _slow_once(method, phase, duration_s):
+  waits = iter([duration_s])  # one thread takes it: next() is atomic
+
+  @functools.wraps(method)
+  def slow(*args, **kwargs):
+    wait_s = next(waits, None)
+    if wait_s is not None:
+      now(phase, wait_s)
     return method(*args, **kwargs)
 
   return slow
@@ -125,6 +139,21 @@ class Restore(Plain):
   def task_p(self):
     manager = checkpoint.CheckpointManager
     manager.restore = _slow(manager.restore, 'restore')
+    return super().task_p()
+
+
+@experiment.register
+class RestoreOnOne(Plain):
+  """One process reads the checkpoint slowly, once."""
+
+  READER = 0
+  READ_S = 20.0
+
+  def task_p(self):
+    if f'--process_id={self.READER}' in sys.argv:
+      fs.LocalFileSystem.open_read = _slow_once(
+        fs.LocalFileSystem.open_read, 'restore', self.READ_S
+      )
     return super().task_p()
 
 
