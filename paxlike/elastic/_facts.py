@@ -67,7 +67,11 @@ class End(enum.StrEnum):
   PREEMPTED = 'preempted'  # stopped on request, with a checkpoint
   FATAL = 'fatal'  # an error that would come again
   DAMAGED = 'damaged'  # the snapshot cannot be read
-  CRASHED = 'crashed'  # anything else
+  CRASHED = 'crashed'  # an error of its own that may pass
+  KILLED = 'killed'  # without a word: by a signal, say
+  ABORTED = 'aborted'  # without a word by SIGABRT, which may be a peer's doing
+  BROKEN = 'broken'  # an error in what it does together with others
+  ALONG = 'along'  # by its agent, together with its generation
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,13 @@ class Headway:
   Attributes:
     done_step: Of the current generation; -1 if none is known.
     num_futile: Generations in a row that were given up without a new step.
+    is_ahead: Whether the current one has got farther than any before it.
   """
 
   def __init__(self) -> None:
     self.done_step = -1
     self.num_futile = 0
+    self.is_ahead = False
     self._best_step = -1
     self._restored_step = -1
     self._is_told = False
@@ -21,6 +23,7 @@ class Headway:
   def begin(self, restored_step: int, *, is_adopted: bool = False) -> None:
     """A generation begins, from a snapshot or with -1 without one."""
     self._restored_step = restored_step
+    self.is_ahead = False
     if not is_adopted:
       self._is_told = False
       self.done_step = -1
@@ -44,6 +47,7 @@ class Headway:
     if least > self._best_step:
       self._best_step = least
       self.num_futile = 0
+      self.is_ahead = True
     if self._is_told or least <= max(0, self._restored_step):
       return False
     self._is_told = True

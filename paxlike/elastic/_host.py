@@ -6,6 +6,7 @@ It knows nothing of the lighthouse: it is told what to do, and says what is so.
 import collections
 import dataclasses
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -238,14 +239,17 @@ class Host:
     self.worker, self._standby = standby, None
     self._tell()
 
-  def end_worker(self, text: str) -> None:
+  def end_worker(
+    self, text: str, *, end: _facts.End = _facts.End.ALONG
+  ) -> None:
     """Ends the worker if one lives; `text` is why."""
     worker = self.worker
     if worker is None:
       return
     if worker.end is None:
-      worker.end = _facts.End.CRASHED
-      worker.text = text
+      worker.end, worker.text = end, text
+      if not worker.is_alive():  # it was faster, and may be the cause
+        _note_status(worker, worker.wait(0.0))
       self._tell()
     if worker.is_alive():
       worker.kill()
@@ -321,12 +325,23 @@ class Host:
         )
     elif child is self.worker:
       if child.end is None:
-        child.end = _facts.End.CRASHED
-        child.text = f'ended with status {status}'
-        child.exit_status = errors.EXIT_FAILED
+        _note_status(child, status)
       self._memory.clear_own()
       self.scan()
     self._tell()
+
+
+def _note_status(child: _children.Child, status: int | None) -> None:
+  """Takes note of an end without a word."""
+  is_aborted = status == -signal.SIGABRT
+  child.end = _facts.End.ABORTED if is_aborted else _facts.End.KILLED
+  child.exit_status = errors.EXIT_FAILED
+  if status is None:
+    child.text = 'closed its connection without a word'
+  elif status < 0:
+    child.text = f'was ended by {signal.Signals(-status).name}'
+  else:
+    child.text = f'ended with status {status} without a word'
 
 
 def _free_port() -> int:

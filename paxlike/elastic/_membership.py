@@ -6,10 +6,18 @@ anew from what agents tell, which is why a lighthouse may be restarted.
 """
 
 import dataclasses
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from paxlike.core import errors
-from paxlike.elastic import _facts, _headway, _plans, _presence, _stalls
+from paxlike.elastic import (
+  _blame,
+  _facts,
+  _headway,
+  _plans,
+  _presence,
+  _stalls,
+)
 
 _ADOPT_S = 1.5  # for agents to come back to a restarted lighthouse
 _READY_WAIT_S = 30.0  # for standbys that are still importing
@@ -17,6 +25,7 @@ _START_S = 120.0  # for a worker to take up its plan
 _TOGETHER_S = 15.0  # for the others, once one has ended in good order
 _DRAIN_S = 300.0
 _DUMP_S = 1.0
+_BLAME_S = 1.0  # beyond the silence of a host, to know why a worker ended
 _KILL_STUCK_S = 2.0
 _STOP_WITHOUT_WORKERS_S = 10.0
 
@@ -40,16 +49,15 @@ class Membership:
     self._presence = _presence.Presence(silence_s=policy.silence_s)
     self._started_s = now_s
     self._since_s = now_s
-    self._planned: dict[str, str] = {}  # incarnations at the time of the plan
     self._plan: _facts.Plan | None = None
     self._headway = _headway.Headway()
+    self._fault: _blame.Fault | None = None  # not told yet
     self._fault_s: float | None = None
     self._last_count = 0
     self._bad: set[tuple[int, int]] = set()
     self._legal: frozenset[int] = frozenset()
     self._stall: _stalls.Stall | None = None
     self._stall_s = 0.0
-    self._kept_out: set[str] = set()
     self._stop_asked_s: float | None = None
     self._together_s: float | None = None
     self._hold_told = ''
@@ -99,7 +107,6 @@ class Membership:
     """Decides what is to be done now."""
     for name, how in self._presence.forget_lost(now_s=now_s).items():
       self._tell('host lost', agent=name, how=how)
-      self._kept_out.discard(name)
     if self.order is None:
       if now_s - self._started_s < _ADOPT_S:
         return None
@@ -108,7 +115,8 @@ class Membership:
     if any(agent.wants_stop for agent in self.agents.values()):
       self._stop_asked_s = self._stop_asked_s or now_s
     if self.order.wish is _facts.Wish.HOLD:
-      self._form_if_possible(now_s)
+      if self._settle(now_s):
+        self._form_if_possible(now_s)
     elif self.order.wish is not _facts.Wish.END:
       self._watch(now_s)
     self._release()
@@ -120,9 +128,7 @@ class Membership:
       self._hold(0, now_s)
       return
     plan = self._plan
-    self._planned = {
-      name: agent.incarnation for name, agent in self.agents.items()
-    }
+    self._presence.begin(plan)
     self._headway.begin(plan.restored_step, is_adopted=True)
     self._last_count = len(plan.members)
     self._set(_facts.Wish.RUN, now_s, plan=plan)
@@ -169,7 +175,7 @@ class Membership:
     order = self.order
     assert order is not None
     assert order.plan is not None
-    self._note_progress(now_s)
+    self._note_progress(order.plan, now_s)
     if self._watch_ends(order.plan, now_s) or self._watch_stall(now_s):
       return
     wish, reason = self._wanted(order.plan, now_s)
@@ -179,50 +185,47 @@ class Membership:
     elif order.wish is _facts.Wish.DRAIN and wish is _facts.Wish.PREEMPT:
       return  # the next generation will be preempted
     elif order.wish is not _facts.Wish.RUN and now_s - self._since_s > _DRAIN_S:
-      self._fault(f'{order.wish} took over {_DRAIN_S:.0f} s', (), now_s)
+      self._give_up(f'{order.wish} took over {_DRAIN_S:.0f} s', now_s)
 
-  def _note_progress(self, now_s: float) -> None:
-    assert self.order is not None
-    assert self.order.plan is not None
+  def _note_progress(self, plan: _facts.Plan, now_s: float) -> None:
     steps = [worker.step for _, worker in self.workers()]
-    members = self.order.plan.members
-    if self._headway.note(steps, num_members=len(members)):
+    if self._headway.note(steps, num_members=len(plan.members)):
       since_s = None if self._fault_s is None else now_s - self._fault_s
       self._tell('first step', step=min(steps), since_detected_s=since_s)
       self._fault_s = None
+    if self._headway.is_ahead:
+      self._presence.did_well(plan.members)
 
   def _watch_ends(self, plan: _facts.Plan, now_s: float) -> bool:
     """Looks for workers that ended; whether that changed the order."""
     assert self.order is not None
     workers = {agent.name: worker for agent, worker in self.workers()}
     ends = {name: worker.end for name, worker in workers.items() if worker.end}
-    lost = [
-      name
-      for name in plan.members
-      if name not in self.agents
-      or self._planned.get(name) != self.agents[name].incarnation
-    ]
-    for name, end in ends.items():
-      if end is _facts.End.FATAL:
-        self._end(workers[name].exit_status, workers[name].text)
-        return True
+    lost = self._presence.lost(plan)
+    if self._is_fatal(workers.values()):
+      return True
     if set(ends.values()) & _ORDERLY:
       return self._end_together(plan, ends, lost, now_s)
     if crashed := [name for name in ends if name not in lost]:
       # Who waited for a stuck worker ends with it and is no culprit.
-      crashed = [n for n in crashed if n in self.order.stuck] or crashed
-      if _facts.End.DAMAGED in ends.values() and plan.sources:
-        piece = plan.sources[0].piece
-        self._bad.add((piece.step, piece.generation))
-      self._fault('a worker ended', crashed, now_s)
+      stuck = [name for name in crashed if name in self.order.stuck]
+      self._give_up('a worker ended', now_s, named=stuck)
     elif lost:
-      self._fault('a host was lost', lost, now_s)
+      self._give_up('a host was lost', now_s)
     elif now_s - self._since_s > _START_S and len(workers) < len(plan.members):
       missing = [name for name in plan.members if name not in workers]
-      self._fault('a worker did not start', missing, now_s)
+      self._give_up('a worker did not start', now_s, named=missing)
     else:
       return False
     return True
+
+  def _is_fatal(self, workers: Iterable[_facts.Worker]) -> bool:
+    """Ends the job if one of them ended with what would come again."""
+    for worker in workers:
+      if worker.end is _facts.End.FATAL:
+        self._end(worker.exit_status, worker.text)
+        return True
+    return False
 
   def _end_together(
     self,
@@ -243,37 +246,59 @@ class Membership:
     elif _facts.End.PREEMPTED in ends.values():
       self._end(errors.EXIT_PREEMPTED, 'stopped on request')
     elif lost or is_late or set(ends.values()) != {_facts.End.DRAINED}:
-      self._fault('a worker ended while all were to stop', lost, now_s)
+      self._give_up('a worker ended while all were to stop', now_s)
     else:
       self._fault_s = now_s
       self._tell('stopped together', step=self.done_step)
       self._hold(self.order.generation, now_s, self.order.reason)
     return True
 
-  def _fault(
-    self, what: str, culprits: tuple[str, ...] | list[str], now_s: float
+  def _give_up(
+    self, what: str, now_s: float, *, named: Sequence[str] = ()
   ) -> None:
-    """Gives up the generation."""
+    """Gives up the generation; `named` are the cause, if that is known."""
     assert self.order is not None
+    assert self.order.plan is not None
     self._fault_s = now_s if self._fault_s is None else self._fault_s
     self._headway.num_futile += 1
-    texts = []
-    for name in culprits:
-      agent = self.agents.get(name)
-      worker = agent.worker if agent else None
-      text = f'{name}: {worker.text}' if worker and worker.text else name
-      texts.append(text)
-    reason = f'{what}: {"; ".join(texts)}' if texts else what
-    self._tell('fault', what=reason, agents=list(culprits))
-    generation = self.order.generation
+    self._fault = _blame.Fault(
+      what=what,
+      plan=self.order.plan,
+      until_s=now_s + self._policy.silence_s + _BLAME_S,
+      named=tuple(named),
+    )
+    self._hold(self.order.generation, now_s, what)
+
+  def _settle(self, now_s: float) -> bool:
+    """Says what a fault was, once that is known; whether the job goes on."""
+    fault = self._fault
+    if fault is None:
+      return True
+    workers = {a.name: w for a, w in self._presence.workers(fault.plan)}
+    verdict = _blame.judge(
+      fault, workers, lost=self._presence.lost(fault.plan), now_s=now_s
+    )
+    if verdict is None:
+      return False
+    self._fault = None
+    reason = verdict.in_words(workers)
+    self._tell('fault', what=reason, agents=list(verdict.culprits))
+    if self._is_fatal(workers.values()):
+      return False
+    for name in verdict.failed:
+      self._presence.blame_worker(name, now_s=now_s, why=workers[name].text)
+    if fault.plan.restored and any(
+      w.end is _facts.End.DAMAGED for w in workers.values()
+    ):
+      self._bad.add(fault.plan.restored)
     if self._headway.num_futile > self._policy.max_futile:
       self._end(
         errors.EXIT_FAILED,
-        f'{self._headway.num_futile} generations in a row failed without a new step; the '
-        f'last: {reason}',
+        f'{self._headway.num_futile} generations in a row failed without a new '
+        f'step; the last: {reason}',
       )
-      return
-    self._hold(generation, now_s, reason)
+      return False
+    return True
 
   def _watch_stall(self, now_s: float) -> bool:
     """Looks for workers that are alive but stuck.
@@ -288,7 +313,7 @@ class Membership:
         return False
       self._stall_s = now_s
       for name in self._stall.culprits:
-        self._presence.blame(name, now_s=now_s)
+        self._presence.blame(name, now_s=now_s, why=self._stall.what)
       self.order = dataclasses.replace(self.order, dump=True)
       self._tell(
         'stuck', what=self._stall.what, agents=list(self._stall.culprits)
@@ -302,7 +327,7 @@ class Membership:
         self.order, stuck=stall.culprits, reason=stall.what
       )
       return True
-    self._fault(stall.what, stall.culprits, now_s)
+    self._give_up(stall.what, now_s, named=stall.culprits)
     return True
 
   def _wanted(self, plan: _facts.Plan, now_s: float) -> tuple[_facts.Wish, str]:
@@ -332,13 +357,7 @@ class Membership:
       worker.step < 0 for _, worker in workers
     ):
       return
-    released = tuple(
-      sorted(
-        agent.name
-        for agent in self.agents.values()
-        if agent.is_leaving and agent.name not in order.plan.members
-      )
-    )
+    released = _plans.released(self.agents.values(), order.plan)
     if released != order.released:
       self.order = dataclasses.replace(order, released=released)
 
@@ -347,20 +366,9 @@ class Membership:
   def _candidates(self, now_s: float) -> list[_facts.Agent]:
     """Who may be a member: a host that keeps dying only if it is needed."""
     ready = self._presence.ready()
-    steady = []
-    for agent in ready:
-      left_s = self._presence.kept_out_s(agent.name, now_s=now_s)
-      if left_s == 0.0:
-        steady.append(agent)
-        self._kept_out.discard(agent.name)
-      elif agent.name not in self._kept_out:
-        self._kept_out.add(agent.name)
-        self._tell(
-          'host kept out',
-          agent=agent.name,
-          for_s=left_s,
-          failures=self._presence.failures(agent.name),
-        )
+    steady, kept_out = self._presence.told_apart(ready, now_s=now_s)
+    for fields in kept_out:
+      self._tell('host kept out', **fields)
     agents = self.agents.values()
     at_work = [a for a in agents if a.worker and a.worker.end is None]
     most = self._most_hosts(len(steady) + len(at_work))
@@ -394,18 +402,12 @@ class Membership:
       return
     # One that is to be waited for: neither a candidate nor out of question.
     others = self._presence.may_come({a.name for a in candidates})
-    if others - self._kept_out and waited_s < _READY_WAIT_S:
+    if others and waited_s < _READY_WAIT_S:
       return
-    if self._is_worth_waiting(count, waited_s):
+    before = self._last_count
+    if _plans.is_worth_waiting(self._policy, count, waited_s, before=before):
       return
     self._form(candidates, count, now_s)
-
-  def _is_worth_waiting(self, count: int, waited_s: float) -> bool:
-    if self._last_count == 0:
-      wanted, wait_s = self._policy.max_hosts, self._policy.start_wait_s
-    else:
-      wanted, wait_s = self._last_count, self._policy.replacement_wait_s
-    return count < wanted and waited_s < wait_s
 
   def _tell_hold(self, why: str) -> None:
     if self._hold_told != why:
@@ -427,7 +429,7 @@ class Membership:
       sources=sources,
     )
     self._plan = plan
-    self._planned = {agent.name: agent.incarnation for agent in members}
+    self._presence.begin(plan)
     self._last_count = count
     lost = self._headway.lost(plan.restored_step) if sources else None
     self._headway.begin(plan.restored_step)

@@ -25,6 +25,15 @@ def most_hosts(available: int, *, most: int, legal: Collection[int]) -> int:
   return max((n for n in legal if n <= wanted), default=0)
 
 
+def is_worth_waiting(
+  policy: _facts.Policy, count: int, waited_s: float, *, before: int
+) -> bool:
+  """Whether more than `count` hosts are waited for; `before` there were."""
+  if before == 0:
+    return count < policy.max_hosts and waited_s < policy.start_wait_s
+  return count < before and waited_s < policy.replacement_wait_s
+
+
 def too_few(num_ready: int, *, least: int, legal: Collection[int]) -> str:
   """Why no generation is formed, in words."""
   if not legal:
@@ -73,6 +82,14 @@ def make(
     ),
     sources=sources,
   )
+
+
+def released(
+  agents: Iterable[_facts.Agent], plan: _facts.Plan
+) -> tuple[str, ...]:
+  """Hosts that were asked to go, and whose memory nobody needs any more."""
+  gone = (a.name for a in agents if a.is_leaving and a.name not in plan.members)
+  return tuple(sorted(gone))
 
 
 def choose_snapshot(

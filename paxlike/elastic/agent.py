@@ -208,7 +208,9 @@ class _Agent:
       self._dumped = order.generation
       worker.write_stacks()
     if self._options.name in order.stuck and worker.end is None:
-      self._host.end_worker(f'was stuck and was ended: {order.reason}')
+      self._host.end_worker(
+        f'was stuck and was ended: {order.reason}', end=_facts.End.KILLED
+      )
       return
     if order.wish in (_facts.Wish.DRAIN, _facts.Wish.PREEMPT):
       key = (order.generation, str(order.wish))

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 from absl import logging
 
 from paxlike import checkpoint, sync
@@ -221,6 +222,7 @@ class Worker:
     """Whether the job goes on in another generation after `error`."""
     return _end_of(error) in (
       _facts.End.CRASHED,
+      _facts.End.BROKEN,
       _facts.End.DRAINED,
       _facts.End.DAMAGED,
     )
@@ -410,14 +412,25 @@ def _end_of(error: BaseException | None) -> _facts.End:
     return _facts.End.PREEMPTED
   if isinstance(error, snapshots.UnreadableError):
     return _facts.End.DAMAGED
-  # A peer's death makes these; any other error of ours would come again.
-  passing = (errors.SyncError, _transfer.TransferError, HostCountError)
-  if isinstance(error, errors.PaxlikeError) and not isinstance(error, passing):
-    cause = error.__cause__
-    if isinstance(error, errors.SaveError) and isinstance(cause, passing):
-      return _facts.End.CRASHED  # a save that lost a peer
-    return _facts.End.FATAL
-  return _facts.End.CRASHED
+  # A peer's death makes these, be it in a save or a reader that then fails.
+  passing = (
+    errors.SyncError,
+    _transfer.TransferError,
+    HostCountError,
+    jax.errors.JaxRuntimeError,
+  )
+  if any(isinstance(cause, passing) for cause in _causes(error)):
+    return _facts.End.BROKEN
+  # Any other error of ours would come again.
+  is_ours = isinstance(error, errors.PaxlikeError)
+  return _facts.End.FATAL if is_ours else _facts.End.CRASHED
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+  """An error, and what it was raised from."""
+  while error is not None:
+    yield error
+    error = error.__cause__
 
 
 def _enable_stacks(told: Setting, generation: int, rank: int) -> None:

@@ -59,6 +59,7 @@ def test_random_faults_change_no_bit(tmp_path, undisturbed):
       job.wait_for_step((index + 1) * _STEPS // (_FAULTS + 1))
       sizes.append((job.resident_bytes(), job.shared_bytes()))
       seen, generation = len(job.events()), job.generation()
+      num_faults = len(job.faults)
       _do(job, what, random_)
       if what == 'lighthouse':
         job.wait_for_event('adopted', after=seen)
@@ -66,6 +67,8 @@ def test_random_faults_change_no_bit(tmp_path, undisturbed):
       else:
         job.wait_for_new_steps(after_generation=generation)
         assert _most_lost(job, seen) <= _bound(what), (index, what)
+        hurt = {fault.host for fault in job.faults[num_faults:]}
+        assert set() < _named(job, seen) <= hurt, (index, what)
     assert job.wait(timeout_s=300.0) == 0, job.log()
     formed = [e for e in job.events() if e['event'] == 'formed']
     assert {e['n'] for e in formed} == {3}
@@ -162,6 +165,27 @@ def test_an_error_that_would_come_again_ends_the_job(tmp_path):
   assert job.orphans() == []
 
 
+def test_a_host_whose_worker_fails_again_and_again_does_not_stop_the_others(
+  tmp_path,
+):
+  with harness.Job(
+    tmp_path,
+    num_steps=80,
+    snapshot_steps=_SNAPSHOT_STEPS,
+    settings=['FAIL_FROM=25', 'FAIL_ON=host1', 'PAUSE_S=0.05'],
+  ) as job:
+    assert job.wait(timeout_s=180.0) == 0, job.log()
+    faults = [e for e in job.events() if e['event'] == 'fault']
+    kept_out = [e for e in job.events() if e['event'] == 'host kept out']
+    formed = [e['n'] for e in job.events() if e['event'] == 'formed']
+  assert {tuple(event['agents']) for event in faults} == {('host1',)}
+  assert all('the disk of this host' in event['what'] for event in faults)
+  assert formed[:4] == [3, 3, 3, 2]
+  assert (kept_out[0]['agent'], kept_out[0]['failures']) == ('host1', 3)
+  assert 'the disk of this host is broken' in kept_out[0]['why']
+  assert [row['step'] for row in losses(tmp_path)] == list(range(1, 81))
+
+
 def test_hosts_that_make_no_mesh_are_left_out(tmp_path):
   with harness.Job(
     tmp_path, num_steps=20, num_hosts=3, settings=['mesh_p.mdl=2']
@@ -221,6 +245,12 @@ def _most_lost(job: harness.Job, seen: int) -> int:
     for event in job.events()[seen:]
     if event['event'] == 'formed'
   )
+
+
+def _named(job: harness.Job, seen: int) -> set[str]:
+  """The hosts that the log holds to be the cause."""
+  faults = [e for e in job.events()[seen:] if e['event'] == 'fault']
+  return {name for event in faults for name in event['agents']}
 
 
 def _bound(what: str) -> int:

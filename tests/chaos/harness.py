@@ -36,11 +36,13 @@ class Fault:
     what: In words.
     time_s: When, seconds since 1970.
     step: Steps that all workers had done just before.
+    host: The agent that it was done to; '' if to none.
   """
 
   what: str
   time_s: float
   step: int
+  host: str = ''
 
 
 class Job:
@@ -294,11 +296,14 @@ class Job:
       f'a worker of rank {rank}',
       lambda: next((w for w in self.workers() if w['rank'] == rank), None),
     )
-    return self._hurt(f'{number.name} to rank {rank}', worker['pid'], number)
+    return self._hurt(
+      f'{number.name} to rank {rank}', worker['pid'], number, worker['agent']
+    )
 
   def kill_host(self, name: str) -> Fault:
     """Kills an agent and all it has started, and takes its memory away."""
-    fault = self._hurt(f'loss of {name}', self.agent(name).pid, signal.SIGKILL)
+    pid = self.agent(name).pid
+    fault = self._hurt(f'loss of {name}', pid, signal.SIGKILL, name)
     # At once: the host that takes its place must not find it.
     for memory in self.shared_memory():
       if memory.endswith(f'-{name}'):
@@ -310,7 +315,7 @@ class Job:
   def kill_agent(self, name: str) -> Fault:
     """Kills an agent, and so its worker; the memory of the host stays."""
     pid = self.agent(name).pid
-    return self._hurt(f'kill of the agent of {name}', pid, signal.SIGKILL)
+    return self._hurt(f'kill of the agent of {name}', pid, signal.SIGKILL, name)
 
   def kill_lighthouse(self) -> Fault:
     """Kills the lighthouse."""
@@ -319,7 +324,8 @@ class Job:
 
   def leave(self, name: str) -> Fault:
     """Asks a host to go."""
-    return self._hurt(f'{name} leaves', self.agent(name).pid, signal.SIGTERM)
+    pid = self.agent(name).pid
+    return self._hurt(f'{name} leaves', pid, signal.SIGTERM, name)
 
   def stop(self) -> Fault:
     """Asks the whole job to stop."""
@@ -342,8 +348,8 @@ class Job:
           found.append(process)
     return found
 
-  def _hurt(self, what: str, pid: int, number: int) -> Fault:
-    fault = Fault(what, time.time(), self.step())
+  def _hurt(self, what: str, pid: int, number: int, host: str = '') -> Fault:
+    fault = Fault(what, time.time(), self.step(), host)
     with contextlib.suppress(ProcessLookupError):  # it was faster
       os.kill(pid, number)
     self.faults.append(fault)

@@ -1,6 +1,8 @@
 """An experiment whose steps take long enough to be interrupted."""
 
 import dataclasses
+import json
+import os
 import pathlib
 import time
 
@@ -21,11 +23,15 @@ class SlowInput(inputs.SyntheticLmInput):
     pause_s: How long one batch takes.
     hang_at: Where process 1 hangs, once in the life of the job; -1: nowhere.
     hang_mark: A file that says that it has.
+    fail_from: From where on `fail_on` cannot read; -1: it always can.
+    fail_on: The host whose disk is broken.
   """
 
   pause_s: float = 0.0
   hang_at: int = -1
   hang_mark: str = ''
+  fail_from: int = -1
+  fail_on: str = ''
 
   def read(self, position: int, rows: range) -> typing.HostBatch:
     time.sleep(self.pause_s)
@@ -34,7 +40,14 @@ class SlowInput(inputs.SyntheticLmInput):
       if not mark.exists():
         mark.touch()
         time.sleep(10_000.0)
+    if 0 <= self.fail_from <= position and self.fail_on == _host():
+      raise OSError('the disk of this host is broken')
     return super().read(position, rows)
+
+
+def _host() -> str:
+  """The name of this process's agent; '' without one."""
+  return json.loads(os.environ.get('PAXLIKE_AGENT', '{}')).get('name', '')
 
 
 @experiment.register
@@ -52,6 +65,8 @@ class Slow(lm.ByteLm):
   PAUSE_S = 0.02
   HANG_AT = -1
   HANG_MARK = ''
+  FAIL_FROM = -1
+  FAIL_ON = ''
 
   def task_p(self) -> fdl.Config:
     task_p = super().task_p()
@@ -73,5 +88,7 @@ class Slow(lm.ByteLm):
         pause_s=self.PAUSE_S,
         hang_at=self.HANG_AT,
         hang_mark=self.HANG_MARK,
+        fail_from=self.FAIL_FROM,
+        fail_on=self.FAIL_ON,
       )
     ]

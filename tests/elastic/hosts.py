@@ -63,7 +63,7 @@ class Hosts:
       generation = worker.generation if worker else -1
       if order.wish is _facts.Wish.HOLD:
         if worker is not None and worker.end is None:
-          self.work(name, end=_facts.End.CRASHED, text='killed')
+          self.work(name, end=_facts.End.ALONG, text='ended along')
       elif (
         order.plan is not None
         and order.generation > generation
@@ -74,7 +74,7 @@ class Hosts:
         worker = _facts.Worker(generation=order.generation, rank=rank, pid=1)
         self.change(name, worker=worker, plan=order.plan)
       elif name in order.stuck and order.generation == generation:
-        self.work(name, end=_facts.End.CRASHED, text='was stuck')
+        self.work(name, end=_facts.End.KILLED, text='was stuck')
 
   def start(self) -> _facts.Order:
     """Runs until a generation runs; its workers are at step 20."""

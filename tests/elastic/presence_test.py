@@ -46,7 +46,7 @@ def test_a_host_that_keeps_dying_waits_twice_as_long_each_time():
 def test_the_time_a_host_is_kept_out_has_a_limit():
   presence = _presence.Presence(silence_s=3.0)
   for _ in range(1000):
-    presence.blame('b', now_s=5.0)
+    presence.blame('b', now_s=5.0, why='')
   assert presence.kept_out_s('b', now_s=5.0) == 300.0
   assert presence.kept_out_s('b', now_s=305.0) == 0.0
 
@@ -54,8 +54,8 @@ def test_the_time_a_host_is_kept_out_has_a_limit():
 def test_a_host_that_has_been_well_for_long_is_forgiven():
   presence = _presence.Presence(silence_s=3.0)
   for _ in range(5):
-    presence.blame('b', now_s=0.0)
-  presence.blame('b', now_s=61.0)
+    presence.blame('b', now_s=0.0, why='')
+  presence.blame('b', now_s=61.0, why='')
   assert presence.failures('b') == 1
   assert presence.kept_out_s('b', now_s=61.0) == 0.0
 

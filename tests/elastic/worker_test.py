@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -178,10 +179,11 @@ def test_how_it_ends_is_told_once(agent_and_worker):
     (errors.NonFiniteLossError('x'), 'fatal'),
     (errors.ConfigError('x'), 'fatal'),
     (errors.SaveError('x'), 'fatal'),
-    (errors.PeerFailedError('x'), 'crashed'),
-    (errors.BarrierTimeoutError('x'), 'crashed'),
-    (worker.HostCountError('x'), 'crashed'),
-    (RuntimeError('Connection reset by peer'), 'crashed'),
+    (errors.PeerFailedError('x'), 'broken'),
+    (errors.BarrierTimeoutError('x'), 'broken'),
+    (worker.HostCountError('x'), 'broken'),
+    (jax.errors.JaxRuntimeError('Connection reset by peer'), 'broken'),
+    (RuntimeError('x'), 'crashed'),
     (OSError('x'), 'crashed'),
   ],
 )
@@ -192,7 +194,7 @@ def test_errors_are_told_apart_by_their_class(error, end):
 def test_a_save_that_lost_a_peer_is_no_fault_of_the_disk():
   error = errors.SaveError('x')
   error.__cause__ = errors.BarrierTimeoutError('y')
-  assert worker._end_of(error) == 'crashed'
+  assert worker._end_of(error) == 'broken'
 
 
 def test_an_illegal_number_of_hosts_is_told_with_the_legal_ones(
