@@ -16,6 +16,7 @@ if TYPE_CHECKING:
   from paxlike.checkpoint._config import CheckpointType as CheckpointType
   from paxlike.checkpoint._config import KeepPolicy as KeepPolicy
   from paxlike.checkpoint._config import SavePolicy as SavePolicy
+  from paxlike.checkpoint._following import Following as Following
   from paxlike.checkpoint._history import Record as Record
   from paxlike.checkpoint._leases import Lease as Lease
   from paxlike.checkpoint._leases import lease as lease
@@ -29,6 +30,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'CheckpointConfig': '_config',
     'CheckpointManager': '_manager',
     'CheckpointType': '_config',
+    'Following': '_following',
     'KeepPolicy': '_config',
     'Lease': '_leases',
     'Record': '_history',

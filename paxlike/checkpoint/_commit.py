@@ -32,6 +32,7 @@ from paxlike import sync
 from paxlike.checkpoint import (
   _boxes,
   _config,
+  _following,
   _history,
   _integrity,
   _layout,
@@ -470,10 +471,13 @@ def apply_policy(
   records = [record for record in records if record.step in names]
   decision = _sweep.decide(records, place.keep_policy)
   now_s = place.clock.now_s()
+  held = _following.held(
+    place.file_system, place.directory, decision.surplus, now_s=now_s
+  )
   surplus = {}
   for step in decision.surplus:
     path = fs.join(place.directory, names[step])
-    if step != spare and not _sweep.is_held(
+    if step not in (spare, *held) and not _sweep.is_held(
       place.file_system, path, now_s=now_s
     ):
       surplus[step] = names[step]

@@ -5,6 +5,7 @@
     checkpoints/tmp_<seconds>.checkpoint_00000300/  one being written
     checkpoints/todelete_<seconds>.checkpoint_...   one being deleted
     checkpoints/damaged_<seconds>.checkpoint_...    one that was passed over
+    checkpoints/follower_<name>                     what a follower waits for
 
 Only names of exactly these forms are ours; all others are left alone.
 """
@@ -17,6 +18,7 @@ HISTORY = 'checkpoints.pb'
 MANIFEST = 'MANIFEST'
 PIN = 'PINNED'
 LEASE_PREFIX = 'lease_'
+FOLLOWER_PREFIX = 'follower_'
 _STEP = re.compile(r'checkpoint_([0-9]+)', re.ASCII)
 _TEMPORARY = re.compile(r'tmp_[0-9]+\.checkpoint_([0-9]+)', re.ASCII)
 _DELETING = re.compile(

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +11,7 @@ from absl import logging
 from paxlike import checkpoint, sync
 from paxlike.core import clock as clocks
 from paxlike.core import errors, fs
-from paxlike.runners import _holder, _journal, _trainer
+from paxlike.runners import _journal, _trainer
 from paxlike.runners import session as sessions
 
 # Short enough to see each of two checkpoints a second.
@@ -55,11 +56,19 @@ class Watch:
       world=sync.SoloWorld(),
       read_only=True,
     )
-    self._holder = _holder.Holder(
-      directory, duration_s=session.checkpoint_config.lease_s
+    self._max_held = train.follow_max_held
+    self._following = checkpoint.Following(
+      directory,
+      _name_of(session),
+      max_steps=self._max_held,
+      duration_s=session.checkpoint_config.lease_s,
     )
+    self._held_after: int | None = None
     self._names: list[str] | None = None
     self._records: list[checkpoint.Record] = []
+    self._waiting: list[checkpoint.Record] = []
+    self._is_there = False
+    self._has_ended = False
     self._seen_s = clock.monotonic_s()
     self._passed_over: set[tuple[int, float]] = set()
     self._trainer = _trainer.Trainer(
@@ -98,6 +107,7 @@ class Watch:
         }
       if end is not None and due is not None:
         error = end.error(newest) or self._final_error()
+        self._has_ended = True
         return {'end': error, 'newest': newest}
       is_asked = bool(self._session.world.stop.requested())
       if is_asked or self._clock.monotonic_s() >= until_s:
@@ -106,7 +116,7 @@ class Watch:
 
   @contextlib.contextmanager
   def looking_ahead(self) -> Iterator[None]:
-    """Meanwhile goes on looking, so as to hold what is to be done next.
+    """Meanwhile goes on looking, so that what is to be done next stays held.
 
     Where the newest alone is wanted, there is no next.
     """
@@ -133,12 +143,13 @@ class Watch:
     self._passed_over |= {_id(r) for r in self._records if r.step == step}
 
   def close(self) -> None:
-    """Lets go of what was opened, but holds what is not done.
+    """Lets go of what was opened.
 
-    Whoever goes on where this job stopped is to find it.
+    What is not done, and what comes, stays held for a while unless training
+    has ended: whoever goes on where this job stopped is to find it.
     """
-    with contextlib.suppress(OSError):
-      self._holder.keep([record.step for record, _ in self._due()])
+    if self._has_ended:
+      self._following.release()
     self._manager.close()
 
   def _look(self, *, is_last: bool) -> _Due | None:
@@ -151,7 +162,8 @@ class Watch:
       self._refresh(is_last=is_last)
       due = self._due()
       if self._policy == 'all':
-        self._holder.hold([record.step for record, _ in due])
+        self._tell_swept()
+        self._hold([record for record, _ in due])
     except (errors.CheckpointError, OSError) as error:
       blind_s = self._clock.monotonic_s() - self._seen_s
       if blind_s > _MAX_BLIND_S:
@@ -167,8 +179,10 @@ class Watch:
   def _refresh(self, *, is_last: bool) -> None:
     try:
       names = self._fs.list_dir(self._directory)
+      self._is_there = True
     except FileNotFoundError:
       names = []
+      self._is_there = False
     # In a store a step may be committed without a new name.
     if names == self._names and self._fs.atomic_rename and not is_last:
       return
@@ -183,6 +197,41 @@ class Watch:
     found = [(record, self._journal.missing(record)) for record in records]
     return [(record, names) for record, names in found if names]
 
+  def _hold(self, due: list[checkpoint.Record]) -> None:
+    """Holds what is due and what comes; nothing where training made nothing."""
+    self._waiting = due
+    if not self._is_there:
+      return
+    newest = self._records[-1].step if self._records else -1
+    after = due[0].step - 1 if due else newest
+    self._following.hold_after(after)
+    is_first = self._held_after is None
+    self._held_after = after
+    if is_first and self._following.is_granted:
+      logging.info(
+        'Steps after %d stay until they are done, %d at a time.',
+        after,
+        self._max_held,
+      )
+    elif is_first:
+      logging.info(
+        'No lease in %s: a step may be swept any time.', self._directory
+      )
+
+  def _tell_swept(self) -> None:
+    """Says which steps went that this job was still to do."""
+    there = {_id(record) for record in self._records}
+    for place, record in enumerate(self._waiting):
+      if _id(record) not in there and self._journal.missing(record):
+        why = (
+          f': {place} others waited before it, see task_p.train.follow_max_held'
+          if place >= self._max_held
+          else ''
+        )
+        logging.warning(
+          'Step %d was swept before it could be taken%s.', record.step, why
+        )
+
   def _final_error(self) -> str:
     """What is wrong with the last checkpoint, now that training is done."""
     if self._records and _id(self._records[-1]) in self._passed_over:
@@ -192,6 +241,11 @@ class Watch:
         f'{self._directory}'
       )
     return ''
+
+
+def _name_of(session: sessions.Session) -> str:
+  """Of the follower, the same whenever and wherever it is started again."""
+  return f'{session.mode}_{zlib.crc32(session.job_log_dir.encode()):08x}'
 
 
 def _id(record: checkpoint.Record) -> tuple[int, float]:

@@ -65,6 +65,7 @@ def decode_once_spmd_model(
   with contextlib.ExitStack() as stack:
     session.check_alone()
     progress = stack.enter_context(session.status())
+    stack.enter_context(session.watchdog())
     stack.enter_context(
       _mismatch.explained(session, task_p, restore_checkpoint_dir)
     )

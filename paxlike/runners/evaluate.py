@@ -83,6 +83,7 @@ def evaluate_spmd_model(
   with contextlib.ExitStack() as stack:
     session.check_alone()
     progress = stack.enter_context(session.status())
+    stack.enter_context(session.watchdog())
     stack.enter_context(
       _mismatch.explained(session, task_p, restore_checkpoint_dir)
     )

@@ -33,6 +33,8 @@ class TrainParams:
     follow_policy: Which checkpoints jobs that follow the training take: 'all'
       of them in order, or always the 'latest', leaving out what came while
       they were busy. The last one is always taken.
+    follow_max_held: So many checkpoints more than it keeps may training find on
+      its disk for each job that takes 'all' and has still to read them.
     follow_timeout_s: Seconds that such a job waits for a training job that
       says nothing more, because it was killed or preempted.
     max_inflight_steps: Steps handed to the device before the host waits.
@@ -61,6 +63,7 @@ class TrainParams:
   eval_interval_steps: int = 1000
   decode_interval_steps: int | None = None
   follow_policy: str = 'latest'
+  follow_max_held: int = 4
   follow_timeout_s: float = 900.0
   max_inflight_steps: int = 2
   random_seed: int = 0
@@ -121,6 +124,7 @@ _AT_LEAST_1 = (
   'norm_summary_interval_steps',
   'eval_interval_steps',
   'decode_interval_steps',
+  'follow_max_held',
   'max_inflight_steps',
 )
 _ABOVE_0 = ('follow_timeout_s', 'stall_factor', 'stall_floor_s')

@@ -4,6 +4,8 @@ import errno
 import glob
 import json
 import os
+import pathlib
+import re
 import subprocess
 import sys
 import time
@@ -15,7 +17,6 @@ from paxlike import checkpoint, reporting
 from paxlike.core import errors, fs
 from paxlike.runners import (
   _follow,
-  _holder,
   _journal,
   _restore,
   _watch,
@@ -440,7 +441,7 @@ def test_reading_needs_no_permission_to_write_there(tmp_path, monkeypatch):
   before = sorted(os.walk(tmp_path / 'checkpoints'))
   assert follow(tmp_path) == STEPS
   assert sorted(os.walk(tmp_path / 'checkpoints')) == before
-  assert all('lease_' in path for path in refused)
+  assert all('lease_' in path or 'follower_' in path for path in refused)
 
 
 def test_results_of_training_that_was_started_over_are_not_taken_for_new(
@@ -515,7 +516,7 @@ def test_without_a_lease_a_step_that_is_swept_is_left_out(
   write_new = fs.LocalFileSystem.write_new
 
   def guarded(self, path, data):
-    if f'{os.sep}lease_' in path:
+    if f'{os.sep}lease_' in path or f'{os.sep}.follower_' in path:
       raise PermissionError(path)
     write_new(self, path, data)
 
@@ -525,15 +526,10 @@ def test_without_a_lease_a_step_that_is_swept_is_left_out(
   assert hits
 
 
-def wait_for(condition):
-  until_s = time.monotonic() + 20.0
-  while not condition():
-    assert time.monotonic() < until_s, 'it never came'
-    time.sleep(0.01)
-
-
-def leases(directory, step):
-  return glob.glob(f'{directory}/checkpoints/*{step:08d}/lease_*')
+def wish(directory):
+  """What the follower holds, as the trainer reads it; None if nothing."""
+  paths = glob.glob(f'{directory}/checkpoints/follower_eval_*')
+  return json.loads(pathlib.Path(*paths).read_bytes()) if paths else None
 
 
 def test_what_comes_during_the_work_is_held_and_taken_in_order(tmp_path):
@@ -544,22 +540,54 @@ def test_what_comes_during_the_work_is_held_and_taken_in_order(tmp_path):
   for step, _ in take(tmp_path, num_train_steps=5):
     taken.append(step)
     if step == 2:
+      # At once, with no look in between.
       for newer in (3, 4, 5):
         train_in(tmp_path, newer, **keep_one)
-        say(tmp_path, 'running', newer)
-        wait_for(lambda newer=newer: leases(tmp_path, newer))
       say(tmp_path, 'done', 5)
   assert taken == [2, 3, 4, 5]
-  for step in taken:
-    assert not leases(tmp_path, step)
+  assert wish(tmp_path) is None
 
 
-def test_no_more_steps_are_held_than_told(tmp_path):
-  train_in(tmp_path, 8)
-  steps = range(9)
-  for step, _ in take(tmp_path, num_train_steps=8):
-    held = {s for s in steps if leases(tmp_path, s)}
-    assert held == set(range(step, min(step + _holder.MAX_HELD, 9)))
+def test_what_comes_while_nothing_is_due_is_held_as_well(tmp_path):
+  keep_one = {'save_max_to_keep': 1}
+  train_in(tmp_path, 1, **keep_one)
+  say(tmp_path, 'running', 1)
+
+  def train_on():
+    assert wish(tmp_path)['after_step'] == 1
+    for newer in (2, 3):
+      train_in(tmp_path, newer, **keep_one)
+    say(tmp_path, 'done', 3)
+
+  clock = ScriptedClock(nothing, train_on)
+  assert follow(tmp_path, clock, num_train_steps=3) == [1, 2, 3]
+
+
+def test_no_more_steps_are_held_than_was_asked_for(tmp_path):
+  keep_one = {'save_max_to_keep': 1}
+  train_in(tmp_path, 2, **keep_one)
+  say(tmp_path, 'running', 2)
+  taken = []
+  for step, _ in take(tmp_path, num_train_steps=7, follow_max_held=2):
+    taken.append(step)
+    if step == 2:
+      for newer in range(3, 8):
+        train_in(tmp_path, newer, **keep_one)
+      say(tmp_path, 'done', 7)
+  # The one at work and the next were held; the newest is always there.
+  assert taken == [2, 3, 7]
+
+
+def test_a_step_that_goes_while_others_are_before_it_is_told(tmp_path, caplog):
+  train_in(tmp_path)
+  with caplog.at_level('WARNING'):
+    for step, _ in take(tmp_path, follow_max_held=2):
+      if step == 0:
+        fs.LOCAL.remove_tree(f'{tmp_path}/checkpoints/checkpoint_00000003')
+  pattern = 'Step 3 was swept before it could be taken: [23] others waited'
+  assert re.search(pattern, caplog.text)
+  assert 'follow_max_held' in caplog.text
+  assert caplog.text.count('was swept') == 1
 
 
 def test_a_step_at_work_on_which_the_follower_died_is_there_when_it_is_back(
@@ -571,14 +599,15 @@ def test_a_step_at_work_on_which_the_follower_died_is_there_when_it_is_back(
   assert next(dying)[0] == 2
   # It ends before it has marked the step.
   dying.close()
-  train_in(tmp_path, 4, save_max_to_keep=1)
-  assert follow(tmp_path) == [2, 4]
+  for step in (3, 4):
+    train_in(tmp_path, step, save_max_to_keep=1)
+  assert follow(tmp_path) == [2, 3, 4]
 
 
 def test_the_policy_latest_holds_nothing_back_while_it_works(tmp_path):
   train_in(tmp_path, 2, save_max_to_keep=1)
-  for step, _ in take(tmp_path, num_train_steps=2, follow_policy='latest'):
-    assert not leases(tmp_path, step)
+  for _ in take(tmp_path, num_train_steps=2, follow_policy='latest'):
+    assert wish(tmp_path) is None
 
 
 def take(directory, clock=None, **knobs):

@@ -39,8 +39,8 @@ def test_a_follower_takes_each_step_of_a_store_and_ends_with_the_trainer(
     nothing, train_to(1), nothing, train_to(2), train_to(4)
   )
   taken = follow_test.follow(job_log_dir, clock)
-  # Training keeps one, so of each stretch the last is there to be taken.
-  assert taken == [1, 2, 4]
+  # Training keeps one, and what comes after the first look.
+  assert taken == [1, 2, 3, 4]
   # One look every five seconds, and none after training has ended.
   assert clock.slept_s == 5 * 5.0
 

@@ -3,9 +3,15 @@
 import concurrent.futures
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
-from paxlike.checkpoint import _history, _layout, _manifest, _sweep
+from paxlike.checkpoint import (
+  _following,
+  _history,
+  _layout,
+  _manifest,
+  _sweep,
+)
 from paxlike.checkpoint.tools import _places
 from paxlike.core import clock as clocks
 from paxlike.core import errors, fs
@@ -83,8 +89,13 @@ def list_steps(
     for name in place.file_system.list_dir(place.directory)
     if _step_of(name) is not None and place.only in ('', name)
   ]
-  newest = max(place.names(), default=None)
-  lister = _Lister(place, records, newest, clock.now_s())
+  complete, now_s = place.names(), clock.now_s()
+  held = _following.held(
+    place.file_system, place.directory, complete, now_s=now_s
+  )
+  lister = _Lister(
+    place, records, max(complete, default=None), held=held, now_s=now_s
+  )
   with concurrent.futures.ThreadPoolExecutor(_NUM_THREADS) as pool:
     found = [s for s in pool.map(lister.summary, names) if s is not None]
   found.sort(key=lambda s: (s.step, s.name))
@@ -120,12 +131,15 @@ class _Lister:
     place: _places.Place,
     records: Mapping[int, _history.Record],
     newest: int | None,
+    *,
+    held: Collection[int],
     now_s: float,
   ):
     self._place = place
     self._fs = place.file_system
     self._records = records
     self._newest = newest
+    self._held = held
     self._now_s = now_s
 
   def summary(self, name: str) -> StepSummary | None:
@@ -186,6 +200,8 @@ class _Lister:
       reasons.append(self._records[step].keep_reason)
     if self._fs.exists(fs.join(path, _layout.PIN)):
       reasons.append('pinned')
-    elif _sweep.is_held(self._fs, path, now_s=self._now_s):
+    elif step in self._held or _sweep.is_held(
+      self._fs, path, now_s=self._now_s
+    ):
       reasons.append('leased')
     return tuple(reasons)

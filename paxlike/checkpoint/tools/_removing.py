@@ -1,9 +1,9 @@
 """Taking steps away and keeping them, by hand."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
-from paxlike.checkpoint import _history, _layout, _sweep
+from paxlike.checkpoint import _following, _history, _layout, _sweep
 from paxlike.checkpoint.tools import _places
 from paxlike.core import clock as clocks
 from paxlike.core import errors, fs
@@ -35,7 +35,7 @@ def remove(
   chosen = _choose(place, steps, 'rm')
   every = _history.committed_names(place.file_system, place.directory)
   if not force:
-    _refuse_precious(place, chosen, newest=max(every), now_s=clock.now_s())
+    _refuse_precious(place, chosen, every=every, now_s=clock.now_s())
   records = _history.load(place.file_system, place.directory, every)
   # The newest first, as when a run is taken back: a crash between two leaves
   # a history without gaps.
@@ -72,8 +72,13 @@ def _choose(
 
 
 def _refuse_precious(
-  place: _places.Place, chosen: dict[int, str], *, newest: int, now_s: float
+  place: _places.Place,
+  chosen: dict[int, str],
+  *,
+  every: Collection[int],
+  now_s: float,
 ) -> None:
+  held = _following.held(place.file_system, place.directory, every, now_s=now_s)
   problems = []
   for step, name in sorted(chosen.items()):
     path = fs.join(place.directory, name)
@@ -81,7 +86,9 @@ def _refuse_precious(
       problems.append(f'step {step} is pinned')
     elif _sweep.is_held(place.file_system, path, now_s=now_s):
       problems.append(f'step {step} is being read')
-    if step == newest:
+    elif step in held:
+      problems.append(f'a follower waits for step {step}')
+    if step == max(every):
       problems.append(f'step {step} is the newest complete one')
   if problems:
     raise errors.UsageError(
