@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Sequence
 import jax
 import numpy as np
 
-from paxlike import inputs, parallel, tasks
+from paxlike import inputs, parallel, sync, tasks
 from paxlike.core import typing as ptyping
 from paxlike.programs import _eval, _executable, steps
 
@@ -63,15 +63,17 @@ class DecodeProgram:
   ) -> Iterator[tuple[int, ptyping.PlacedBatch]]:
     """Positions and outputs, the device always one batch ahead of the host."""
     before: tuple[int, ptyping.PlacedBatch] | None = None
-    for stretch in _stretches(positions):
-      with _eval.batches(source, self._partitioner, stretch.start) as stream:
-        for position in stretch:
-          launched = position, self._step(mdl_vars, next(stream))
-          if before is not None:
-            yield before
-          before = launched
-    if before is not None:
-      yield before
+    with sync.world().progress.batches() as tell:
+      for stretch in _stretches(positions):
+        with _eval.batches(source, self._partitioner, stretch.start) as stream:
+          for position in stretch:
+            tell()
+            launched = position, self._step(mdl_vars, next(stream))
+            if before is not None:
+              yield before
+            before = launched
+      if before is not None:
+        yield before
 
 
 def _stretches(positions: Sequence[int]) -> Iterator[range]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import jax
 import numpy as np
 
-from paxlike import inputs, parallel, tasks
+from paxlike import inputs, parallel, sync, tasks
 from paxlike.core import metrics
 from paxlike.core import typing as ptyping
 from paxlike.programs import _executable, steps
@@ -65,15 +65,20 @@ class EvalProgram:
     """
     totals = _Totals()
     in_flight: collections.deque[steps.EvalOutput] = collections.deque()
-    with batches(source, self._partitioner, task=self._task) as stream:
+    with (
+      batches(source, self._partitioner, task=self._task) as stream,
+      sync.world().progress.batches() as tell,
+    ):
       for batch in stream:
+        tell()
         if on_batch is not None:
           on_batch()
         in_flight.append(self._step(mdl_vars, batch))
         if len(in_flight) > _MAX_IN_FLIGHT:
           totals.add(in_flight.popleft())
-    for output in in_flight:
-      totals.add(output)
+      for output in in_flight:
+        totals.add(output)
+        tell()
     return totals.result(self._task)
 
   def run_batch(

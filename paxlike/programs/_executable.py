@@ -49,9 +49,10 @@ class Executable:
     )
     compiled = self._compiled.get(key)
     if compiled is None:
-      compiled = self._jitted.lower(*args).compile()
-      self._compiled[key] = compiled
-      sync.world().barrier(
-        f'compiled/{next(_serial)}', timeout_s=_COMPILE_TIMEOUT_S
-      )
+      with sync.world().progress.phase('compile'):
+        compiled = self._jitted.lower(*args).compile()
+        self._compiled[key] = compiled
+        sync.world().barrier(
+          f'compiled/{next(_serial)}', timeout_s=_COMPILE_TIMEOUT_S
+        )
     return compiled(*args)

@@ -6,11 +6,12 @@ import dataclasses
 import statistics
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from paxlike.core import clock as clock_lib
 
-# What may take as long as it takes; the steps' pace says nothing about it.
+# What may take as long as it takes; the steps' pace says nothing about it. Of
+# an evaluation or a decoding the part between its batches has its own pace.
 UNTIMED_PHASES = frozenset({'compile', 'eval', 'decode', 'save', 'restore'})
 _STEPS_REMEMBERED = 64
 _PLACE = '_paxlike_place'
@@ -23,10 +24,17 @@ class Mark:
   Attributes:
     phase: The innermost phase, 'train', 'compile', ...; '' before the first.
     step: The last step told of, -1 before the first.
-    idle_s: Seconds since a step was told of, or an untimed phase ended.
-    is_timed: Whether a step is due: false before the first one and in
-      compile, eval, decode, save and restore.
-    median_step_s: How long recent steps took; 0.0 before the second.
+    idle_s: Seconds since a step or batch was told of, or an untimed phase
+      ended.
+    is_timed: Whether a step or a batch is due: false before the first one, in
+      compile, save and restore, and in eval and decode outside of their
+      batches.
+    median_step_s: How long recent steps took, or batches in an evaluation or
+      a decoding; 0.0 before the second.
+    batch: How many batches of an evaluation or a decoding were told of.
+    due: What is due: 'step' or 'batch'.
+    stretch: What is the same on every process for as long as nothing that is
+      due is done.
     ticks: How many steps were told of and programs begun so far. All main
       threads run one program, so they go through these in one order.
     is_patient: Whether inside of a phase that takes as long as it takes.
@@ -37,12 +45,37 @@ class Mark:
   idle_s: float
   is_timed: bool
   median_step_s: float
+  batch: int = 0
+  due: str = 'step'
+  stretch: str = ''
   ticks: int = 0
   is_patient: bool = False
 
   def __str__(self) -> str:
-    step = 'no step yet' if self.step < 0 else f'step {self.step}'
-    return f'{step}, phase {self.phase or "none"}'
+    step = '' if self.step < 0 else f'step {self.step}, '
+    batch = f', batch {self.batch}' if self.batch else ''
+    return f'{step}phase {self.phase or "none"}{batch}'
+
+
+@dataclasses.dataclass(eq=False)
+class _Frame:
+  """A phase that is under way, or the batches inside of one.
+
+  Attributes:
+    name: Of the phase.
+    is_patient: Whether it takes as long as it takes.
+    paces_s: How long batches took; None for a phase.
+    since_ticks: How many programs had begun before it.
+    num_batches: How many batches were told of.
+    is_paced: Whether the time since the last batch is an example of the pace.
+  """
+
+  name: str
+  is_patient: bool = False
+  paces_s: deque[float] | None = None
+  since_ticks: int = 0
+  num_batches: int = 0
+  is_paced: bool = False
 
 
 class Progress:
@@ -51,11 +84,12 @@ class Progress:
   def __init__(self, *, clock: clock_lib.Clock = clock_lib.SYSTEM):
     self._clock = clock
     self._lock = threading.Lock()
-    self._phases: list[str] = []
+    self._frames: list[_Frame] = []
     self._step = -1
     self._ticks = 0
     self._idle_since_s = clock.monotonic_s()
-    self._paces_s: deque[float] = deque(maxlen=_STEPS_REMEMBERED)
+    self._paces_s = _paces()
+    self._batch_paces_s = collections.defaultdict(_paces)
     self._was_untimed = True
     self._totals_s: dict[str, float] = collections.defaultdict(float)
     self._charged_s = self._idle_since_s
@@ -63,10 +97,14 @@ class Progress:
   @contextlib.contextmanager
   def phase(self, name: str) -> Iterator[None]:
     """Says that the work inside the `with` is `name`; phases may nest."""
+    frame = _Frame(name, is_patient=_is_untimed(name))
     with self._lock:
       self._charge()
-      self._phases.append(name)
-      self._was_untimed |= _is_untimed(name)
+      self._frames.append(frame)
+      if frame.is_patient:
+        self._was_untimed = True
+        for each in self._frames:
+          each.is_paced = False
     try:
       yield
     except BaseException as error:
@@ -76,9 +114,37 @@ class Progress:
     finally:
       with self._lock:
         now_s = self._charge()
-        self._phases.remove(name)
-        if _is_untimed(name):
+        self._frames.remove(frame)
+        if frame.is_patient:
           self._idle_since_s = now_s
+
+  @contextlib.contextmanager
+  def batches(self) -> Iterator[Callable[[], None]]:
+    """Says that a phase goes through batches, which have a pace of their own.
+
+    Yields:
+      To be called at each batch.
+    """
+    with self._lock:
+      frame = _Frame(self._phase(), since_ticks=self._ticks)
+      frame.paces_s = self._batch_paces_s[frame.name]
+      self._frames.append(frame)
+      self._idle_since_s = self._clock.monotonic_s()
+    try:
+      yield lambda: self._batch(frame)
+    finally:
+      with self._lock:
+        self._frames.remove(frame)
+
+  def _batch(self, frame: _Frame) -> None:
+    now_s = self._clock.monotonic_s()
+    with self._lock:
+      # Nor is a batch that was compiled for.
+      if frame.is_paced and frame.paces_s is not None:
+        frame.paces_s.append(now_s - self._idle_since_s)
+      frame.is_paced = True
+      frame.num_batches += 1
+      self._idle_since_s = now_s
 
   def step(self, step: int) -> None:
     """Says that this process has come to `step`."""
@@ -119,27 +185,45 @@ class Progress:
       self._charge()
       return dict(self._totals_s)
 
+  def _phase(self) -> str:
+    return self._frames[-1].name if self._frames else ''
+
   def _charge(self) -> float:
     now_s = self._clock.monotonic_s()
-    innermost = self._phases[-1] if self._phases else ''
-    self._totals_s[innermost] += now_s - self._charged_s
+    self._totals_s[self._phase()] += now_s - self._charged_s
     self._charged_s = now_s
     return now_s
 
   def mark(self) -> Mark:
     """Where this process is now."""
     with self._lock:
+      batch, due, stretch = 0, 'step', f'step {self._step}'
+      is_timed, paces_s = self._step >= 0, self._paces_s
+      for frame in reversed(self._frames):
+        if frame.paces_s is not None:
+          batch, due, paces_s = frame.num_batches, 'batch', frame.paces_s
+          stretch = f'{frame.name} after {frame.since_ticks}'
+          is_timed = bool(frame.num_batches or paces_s)
+          break
+        if frame.is_patient:
+          is_timed = False
+          break
       return Mark(
-        phase=self._phases[-1] if self._phases else '',
+        phase=self._phase(),
         step=self._step,
         idle_s=self._clock.monotonic_s() - self._idle_since_s,
-        is_timed=self._step >= 0 and not any(map(_is_untimed, self._phases)),
-        median_step_s=(
-          statistics.median(self._paces_s) if self._paces_s else 0.0
-        ),
+        is_timed=is_timed,
+        median_step_s=statistics.median(paces_s) if paces_s else 0.0,
+        batch=batch,
+        due=due,
+        stretch=stretch,
         ticks=self._ticks,
-        is_patient=any(map(_is_untimed, self._phases)),
+        is_patient=any(frame.is_patient for frame in self._frames),
       )
+
+
+def _paces() -> deque[float]:
+  return deque(maxlen=_STEPS_REMEMBERED)
 
 
 def _is_untimed(phase: str) -> bool:

@@ -1,4 +1,4 @@
-"""Finds that no step is done any more, and who is to blame.
+"""Finds that no step or batch is done any more, and who is to blame.
 
 A process that is alive but stuck is noticed by nobody else: its peers wait in
 a collective for as long as it takes.
@@ -22,9 +22,10 @@ class Watchdog:
   """Watches the steps of this process for the time of a `with` block.
 
   When no step has been done for `max(factor * median step, floor_s)` seconds,
-  time in compile, eval, decode, save and restore not counted, every process
-  writes its Python stacks to `directory`, and one process says which of them
-  differ in phase or step.
+  time in compile, save and restore not counted, every process writes its
+  Python stacks to `directory`, and one process says which of them differ in
+  phase or step. Batches of an evaluation or a decoding are watched in the same
+  way, with the median of their own.
   """
 
   def __init__(
@@ -42,7 +43,7 @@ class Watchdog:
     Args:
       world: Whose `progress` is watched.
       directory: Where stacks go: `job_log_dir/status/stacks`.
-      factor: How many median steps may pass without a step.
+      factor: How many median steps (or batches) may pass without one.
       floor_s: But at least so many seconds.
       end_job: Whether to end all processes with exit status 1 then; if not,
         the stacks are the only effect.
@@ -55,7 +56,7 @@ class Watchdog:
     self._end_job = end_job
     self._clock = clock
     self._over = threading.Event()
-    self._reported_step: int | None = None
+    self._reported = ''
     self._thread = threading.Thread(
       target=self._run, name='paxlike-watchdog', daemon=True
     )
@@ -74,14 +75,15 @@ class Watchdog:
     limit_s = max(self._factor * mark.median_step_s, self._floor_s)
     if not mark.is_timed or mark.idle_s <= limit_s:
       return ''
-    if mark.step == self._reported_step:
+    if mark.stretch == self._reported:
       return ''
-    self._reported_step = mark.step
-    summary = dump_stacks(self._world, self._directory, stall=mark.step)
+    self._reported = mark.stretch
+    summary = dump_stacks(self._world, self._directory, stall=mark.stretch)
     if not summary:
       return ''
+    where = f'after step {mark.step}' if mark.due == 'step' else f'at {mark}'
     return (
-      f'No step for {mark.idle_s:.0f} s after step {mark.step}; the limit is '
+      f'No {mark.due} for {mark.idle_s:.0f} s {where}; the limit is '
       f'{limit_s:.0f} s. Stacks are in {self._directory}.\n{summary}'
     )
 
@@ -110,14 +112,14 @@ class Watchdog:
     _ending.end_now(errors.EXIT_FAILED)
 
 
-def dump_stacks(world: _world.World, directory: str, *, stall: int) -> str:
+def dump_stacks(world: _world.World, directory: str, *, stall: str) -> str:
   """Has every process write its stacks; returns who differs from the others.
 
   Args:
     world: The processes.
     directory: Where; readable text, one file a process.
-    stall: The step at which this happens; only the first process to ask for
-      a step does anything.
+    stall: What this happens at, the same on every process; only the first
+      process to ask for it does anything.
 
   Returns:
     A summary for people, '' if another process makes it.

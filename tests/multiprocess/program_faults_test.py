@@ -67,6 +67,48 @@ def test_a_stopped_process_is_the_reason_in_the_status(tmp_path):
   assert status.reason.rstrip().endswith(': 1')
 
 
+@pytest.fixture(scope='module', name='trained')
+def _trained(tmp_path_factory):
+  """A directory with a checkpoint of step 5."""
+  directory = tmp_path_factory.mktemp('trained')
+  (ended,) = jobs.run('Plain', 'train', directory, 1, '--set=NUM_TRAIN_STEPS=5')
+  assert ended.status == 0, ended.output
+  return directory
+
+
+@pytest.mark.parametrize('mode', ['train', 'eval', 'decode'])
+def test_an_evaluation_that_is_stuck_is_found_like_a_stuck_step(
+  trained, tmp_path, mode
+):
+  flags = {
+    'train': ['--eval_on_test'],
+    'eval': [f'--restore_checkpoint_dir={trained}/checkpoints', '--nofollow'],
+    'decode': [f'--restore_checkpoint_dir={trained}/checkpoints'],
+  }
+  ended = jobs.run(
+    'StuckEval',
+    mode,
+    tmp_path,
+    2,
+    *flags[mode],
+    '--set=task_p.train.stall_floor_s=4',
+    '--set=task_p.train.on_stall=stop',
+  )
+  harness.assert_all_ended(ended)
+  since_s = ended[1].said_s('now: stuck')
+  phase = 'decode' if mode == 'decode' else 'eval'
+  for process in ended:
+    assert process.status == 1, process.output
+    assert process.ended_s - since_s < 4.0 + 15.0
+    assert 'No batch for' in process.output
+  status = reporting.read_status(str(tmp_path), mode)
+  assert status.state == 'failed'
+  assert 'No batch for' in status.reason
+  assert f'phase {phase} digits' in status.reason
+  stacks = (tmp_path / 'status/stacks/process_00001.txt').read_text()
+  assert 'slow_jobs.py' in stacks
+
+
 def test_a_slow_input_is_no_stall_within_the_limit(tmp_path):
   ended = jobs.run(
     'SlowInput',

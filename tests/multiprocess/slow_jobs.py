@@ -55,6 +55,15 @@ class SlowOnOne(inputs.DigitsInput):
     return super().read(position, rows)
 
 
+class StuckTest(inputs.DigitsInput):
+  """Never comes back from its fourth batch, on process 1."""
+
+  def read(self, position, rows):
+    if position == 3 and jax.process_index() == 1:
+      now('stuck', 600.0)
+    return super().read(position, rows)
+
+
 def _slow(method, phase):
   @functools.wraps(method)
   def slow(*args, **kwargs):
@@ -131,6 +140,18 @@ class Eval(Plain):
   def _test_p(self, name):
     test_p = super()._test_p(name)
     fdl.update_callable(test_p, PacedTest)
+    return test_p
+
+
+@experiment.register
+class StuckEval(Plain):
+  """Its test sets are stuck, in evaluation and in decoding."""
+
+  EVAL_EVERY = 5
+
+  def _test_p(self, name):
+    test_p = super()._test_p(name)
+    fdl.update_callable(test_p, StuckTest)
     return test_p
 
 

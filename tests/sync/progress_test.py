@@ -104,10 +104,57 @@ def test_an_error_is_placed_where_its_cause_was_raised(progress):
 
   with pytest.raises(RuntimeError) as caught:
     save()
-  assert progress.place_of(caught.value) == 'no step yet, phase save'
+  assert progress.place_of(caught.value) == 'phase save'
 
 
 def test_steps_and_programs_are_counted_together(progress):
   progress.tick()
   progress.step(1)
   assert progress.mark().ticks == 2
+
+
+def test_a_batch_is_due_in_an_evaluation_that_has_begun(progress, clock):
+  progress.step(7)
+  with progress.phase('eval kjv'), progress.batches() as tell:
+    clock.advance_s(50.0)  # the first batch, with all that is opened for it
+    assert not progress.mark().is_timed
+    tell()
+    clock.advance_s(2.0)
+    mark = progress.mark()
+    assert (mark.is_timed, mark.due, mark.idle_s) == (True, 'batch', 2.0)
+    assert str(mark) == 'step 7, phase eval kjv, batch 1'
+  assert progress.mark().due == 'step'
+  assert progress.mark().idle_s == 0.0
+
+
+def test_batches_have_a_median_of_their_own_by_phase(progress, clock):
+  for _ in range(2):
+    with progress.phase('eval kjv'), progress.batches() as tell:
+      clock.advance_s(30.0)
+      tell()
+      with progress.phase('compile'):
+        clock.advance_s(600.0)
+      for _ in range(3):
+        clock.advance_s(4.0)
+        tell()
+  with progress.phase('eval kjv'), progress.batches():
+    assert progress.mark().is_timed
+    assert progress.mark().median_step_s == 4.0
+  with progress.phase('decode kjv'), progress.batches():
+    assert not progress.mark().is_timed
+  assert progress.mark().median_step_s == 0.0
+
+
+def test_compiling_between_batches_is_not_timed(progress):
+  with progress.phase('eval kjv'), progress.batches() as tell:
+    tell()
+    with progress.phase('compile'):
+      assert not progress.mark().is_timed
+    assert progress.mark().is_timed
+
+
+def test_the_end_of_an_evaluation_is_not_timed(progress):
+  with progress.phase('eval kjv'):
+    with progress.batches() as tell:
+      tell()
+    assert not progress.mark().is_timed

@@ -55,6 +55,27 @@ def test_compiling_for_long_is_no_stall(tmp_path):
     assert dog.look() == ''
 
 
+def test_an_evaluation_without_a_batch_is_a_stall_once_a_pass(tmp_path):
+  clock = fake_clock.FakeClock()
+  world = _solo(clock)
+  dog = sync.Watchdog(
+    world, str(tmp_path), factor=1.0, floor_s=60.0, clock=clock
+  )
+  world.progress.step(9)
+  for _ in range(2):
+    with world.progress.phase('eval kjv'), world.progress.batches() as tell:
+      tell()
+      clock.advance_s(59.0)
+      assert dog.look() == ''
+      tell()
+      clock.advance_s(61.0)
+      report = dog.look()
+      clock.advance_s(61.0)
+      assert dog.look() == ''
+    assert 'No batch for 61 s at step 9, phase eval kjv, batch 2' in report
+    world.progress.tick()  # the next pass is of other programs
+
+
 def test_every_process_writes_and_one_says_who_differs(tmp_path):
   done = threading.Barrier(3)
 
@@ -63,7 +84,7 @@ def test_every_process_writes_and_one_says_who_differs(tmp_path):
     phase = 'input' if world.process_index == 1 else 'train'
     with world.progress.phase(phase):
       done.wait(20)
-      report = _watchdog.dump_stacks(world, str(tmp_path), stall=57)
+      report = _watchdog.dump_stacks(world, str(tmp_path), stall='step 57')
       done.wait(20)
     return report
 
