@@ -90,6 +90,15 @@ class PacedInput(inputs.SyntheticClassificationInput):
     return super().read(position, rows)
 
 
+class FailingInput(PacedInput):
+  """Training data of which the twenty-fifth batch cannot be read."""
+
+  def read(self, position, rows):
+    if position >= 24:
+      raise ValueError('Record 48 is torn.')
+    return super().read(position, rows)
+
+
 class NoInput(PacedInput):
   """The training data on a machine that has none."""
 
@@ -109,6 +118,7 @@ class Counting(experiment.BaseExperiment):
   SAVE_INTERVAL_STEPS = 10
   DECODE_S = 0.0
   HAS_TRAIN_DATA = True
+  IS_TRAIN_DATA_TORN = False
 
   def task_p(self):
     return fdl.Config(
@@ -132,6 +142,8 @@ class Counting(experiment.BaseExperiment):
 
   def input_p(self):
     train = PacedInput if self.HAS_TRAIN_DATA else NoInput
+    if self.IS_TRAIN_DATA_TORN:
+      train = FailingInput
     return [
       self._input(train, 'train', is_training=True, batch_size=2),
       self._input(

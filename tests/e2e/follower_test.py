@@ -170,6 +170,30 @@ def check_decodes(job_log_dir):
     assert values == {(line['step'], line['step'])}
 
 
+def test_a_training_that_fails_ends_its_followers_with_status_1(tmp_path):
+  torn = '--set=IS_TRAIN_DATA_TORN=True'
+  jobs = {
+    'train': program.start(*flags('train', tmp_path, torn)),
+    'eval': program.start(*flags('eval', tmp_path, torn)),
+    'decode': program.start(*flags('decode', tmp_path, torn, '--follow')),
+  }
+  errs = {name: job.communicate(timeout=120)[1] for name, job in jobs.items()}
+  assert {name: job.returncode for name, job in jobs.items()} == {
+    name: 1 for name in jobs
+  }, errs
+  for name in ('eval', 'decode'):
+    last = errs[name].splitlines()[-1]
+    assert 'paxlike: Training failed after step' in last, errs[name]
+    assert 'Record 48 is torn.' in last
+    assert 'Traceback' not in errs[name]
+    assert reporting.read_status(str(tmp_path), name).state == 'failed'
+  saved = steps_of(errs['train'], 'saved in')
+  assert {0, 10, 20} <= saved
+  for metrics in ('eval_test_test', 'decode_test_rows'):
+    lines = reporting.read_metrics(str(tmp_path), metrics)
+    assert {line['step'] for line in lines} >= {max(saved)}
+
+
 def test_a_trainer_that_is_gone_for_good_ends_its_follower(tmp_path):
   trainer = program.start(*flags('train', tmp_path))
   program.kill_when(
