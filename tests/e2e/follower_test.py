@@ -178,9 +178,9 @@ def test_a_training_that_fails_ends_its_followers_with_status_1(tmp_path):
     'decode': program.start(*flags('decode', tmp_path, torn, '--follow')),
   }
   errs = {name: job.communicate(timeout=120)[1] for name, job in jobs.items()}
-  assert {name: job.returncode for name, job in jobs.items()} == {
-    name: 1 for name in jobs
-  }, errs
+  assert {name: job.returncode for name, job in jobs.items()} == dict.fromkeys(
+    jobs, 1
+  ), errs
   for name in ('eval', 'decode'):
     last = errs[name].splitlines()[-1]
     assert 'paxlike: Training failed after step' in last, errs[name]
