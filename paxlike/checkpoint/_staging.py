@@ -149,21 +149,30 @@ class Progress:
 
 
 def run_together(
-  tasks: Sequence[Callable[[], None]], *, num_threads: int, name: str
+  tasks: Sequence[Callable[[], None]],
+  *,
+  num_threads: int,
+  name: str,
+  aside: Sequence[Callable[[], None]] = (),
 ) -> None:
   """Runs tasks in their order on several threads and waits for all threads.
 
   The first failure keeps further tasks from starting; it is raised only when
   every thread has ended, because tasks use memory that the caller frees.
+
+  Args:
+    tasks: What to run.
+    num_threads: On how many threads.
+    name: What the threads are called.
+    aside: Further tasks, which one more thread runs in their order meanwhile.
   """
-  if num_threads <= 1 or len(tasks) <= 1:
+  if not aside and (num_threads <= 1 or len(tasks) <= 1):
     for task in tasks:
       task()
     return
-  waiting = collections.deque(tasks)
   failures: list[BaseException] = []
 
-  def work() -> None:
+  def work(waiting: collections.deque[Callable[[], None]]) -> None:
     while not failures:
       try:
         task = waiting.popleft()
@@ -174,9 +183,14 @@ def run_together(
       except BaseException as e:  # noqa: BLE001 (raised by the caller below)
         failures.append(e)
 
+  shared = collections.deque(tasks)
+  queues = [shared] * min(num_threads, len(tasks))
+  queues += [collections.deque(aside)] if aside else []
   threads = [
-    threading.Thread(target=work, name=f'{name}-{i}', daemon=True)
-    for i in range(min(num_threads, len(tasks)))
+    threading.Thread(
+      target=work, args=(queue,), name=f'{name}-{i}', daemon=True
+    )
+    for i, queue in enumerate(queues)
   ]
   for thread in threads:
     thread.start()

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from paxlike import checkpoint
-from paxlike.checkpoint import _config, _staging, _state, _stores
+from paxlike.checkpoint import (
+  _config,
+  _integrity,
+  _staging,
+  _state,
+  _stores,
+)
 from paxlike.core import errors, fs
 from tests.checkpoint import samples
 from tests.fakes import faulty_fs
@@ -124,6 +130,59 @@ def test_the_files_are_the_same_whatever_the_memory(
 ):
   expected = written(large(), None, disk, tmp_path / 'whole')
   assert written(large(), memory_bytes, disk, tmp_path / 'parts') == expected
+
+
+def test_the_disk_does_not_wait_for_sums(tmp_path, monkeypatch):
+  class OneAtATime(fs.LocalFileSystem):
+    num_threads = 1
+
+  disk = faulty_fs.FaultyFileSystem()
+  expected = written(large(), None, disk, tmp_path / 'expected')
+  num_writes = sum(call.method == 'write_at' for call in disk.calls)
+  is_written = threading.Event()
+  block_crcs = _integrity.block_crcs
+
+  def slow(data):
+    assert is_written.wait(30)
+    return block_crcs(data)
+
+  class Telling(OneAtATime):
+    def create(self, path, size_bytes):
+      return TellingWriter(super().create(path, size_bytes))
+
+  class TellingWriter:
+    def __init__(self, inner):
+      self._inner = inner
+      self._count = 0
+      self.finish, self.abort = inner.finish, inner.abort
+
+    def write_at(self, offset, data):
+      self._inner.write_at(offset, data)
+      self._count += 1
+      if self._count == num_writes:
+        is_written.set()
+
+  monkeypatch.setattr(_integrity, 'block_crcs', slow)
+  assert written(large(), None, Telling(), tmp_path / 'here') == expected
+
+
+def test_the_copy_is_done_before_its_sums_begin(tmp_path, monkeypatch):
+  events = []
+  block_crcs, flat_bytes = _integrity.block_crcs, _staging.flat_bytes
+
+  def copying(value):
+    events.append('copy')
+    return flat_bytes(value)
+
+  def summing(data):
+    events.append('sum')
+    return block_crcs(data)
+
+  monkeypatch.setattr(_staging, 'flat_bytes', copying)
+  monkeypatch.setattr(_integrity, 'block_crcs', summing)
+  written(large(), None, fs.LocalFileSystem(), tmp_path / 'here')
+  assert events.count('sum') > 10
+  assert events == sorted(events)
 
 
 @pytest.mark.parametrize(
