@@ -170,6 +170,32 @@ def check_decodes(job_log_dir):
     assert values == {(line['step'], line['step'])}
 
 
+@pytest.mark.parametrize('policy', ['all', 'latest'])
+def test_restores_that_last_four_saves_are_of_one_step_each(tmp_path, policy):
+  # A bound of two, so that most of what comes is swept meanwhile.
+  more = (
+    f'--set=task_p.train.follow_policy={policy}',
+    '--set=task_p.train.follow_max_held=2',
+    '--set=NUM_TRAIN_STEPS=120',
+  )
+  trainer = program.start(*flags('train', tmp_path, *more))
+  late = program.start(
+    *flags('eval', tmp_path, *more), module='tests.e2e.slow_disk'
+  )
+  _, err = late.communicate(timeout=120)
+  assert late.returncode == 0, err
+  assert 'Traceback' not in err
+  out, trained = trainer.communicate(timeout=60)
+  assert trainer.returncode == 0, out + trained
+  lines = reporting.read_metrics(str(tmp_path), 'eval_test_test')
+  steps = [line['step'] for line in lines]
+  assert steps == sorted(set(steps))
+  assert steps[-1] == 120
+  assert 2 <= len(steps) <= 11  # of the 13 that were saved
+  for line in lines:
+    assert line['smallest'] == line['largest'] == line['step']
+
+
 def test_a_training_that_fails_ends_its_followers_with_status_1(tmp_path):
   torn = '--set=IS_TRAIN_DATA_TORN=True'
   jobs = {

@@ -17,10 +17,12 @@ def environment(**changes: str) -> dict[str, str]:
   return {**kept, 'PYTHONWARNINGS': 'default', 'COLUMNS': '200', **changes}
 
 
-def start(*arguments: str, **changes: str) -> subprocess.Popen[str]:
+def start(
+  *arguments: str, module: str = 'paxlike.main', **changes: str
+) -> subprocess.Popen[str]:
   """Starts `paxlike` with these arguments from the root of the tree."""
   return subprocess.Popen(
-    [sys.executable, '-m', 'paxlike.main', *map(str, arguments)],
+    [sys.executable, '-m', module, *map(str, arguments)],
     cwd=ROOT,
     env=environment(**changes),
     stdout=subprocess.PIPE,

@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -459,6 +460,30 @@ def test_processes_follow_the_same_steps(tmp_path):
   taken = fake_world.run(
     2, lambda world: follow(tmp_path, world=world), join_timeout_s=60.0
   )
+  assert taken == [STEPS] * 2
+
+
+def test_a_process_whose_listing_lags_takes_what_process_0_has_seen(
+  tmp_path, monkeypatch
+):
+  train_in(tmp_path)
+  list_dir = fs.LocalFileSystem.list_dir
+  late = threading.local()
+
+  def lagging(self, path):
+    names = list_dir(self, path)
+    if getattr(late, 'is_it', False) and path.endswith('checkpoints'):
+      return [name for name in names if not name.endswith(('2', '3', '4'))]
+    return names
+
+  monkeypatch.setattr(fs.LocalFileSystem, 'list_dir', lagging)
+
+  def job(world):
+    late.is_it = world.process_index == 1
+    world.gather('lag', b'')
+    return follow(tmp_path, world=world)
+
+  taken = fake_world.run(2, job, join_timeout_s=60.0)
   assert taken == [STEPS] * 2
 
 
