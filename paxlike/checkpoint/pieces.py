@@ -9,14 +9,15 @@ pieces apart from another is the attempt id that its processes agree on.
 
 import base64
 import contextlib
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from concurrent import futures
 from typing import Any
 
 import numpy as np
 
 from paxlike.checkpoint import (
+  _boxes,
   _integrity,
   _layout,
   _manifest,
@@ -33,7 +34,7 @@ _PART_BYTES = 1 << 44
 
 
 class Cutter:
-  """Writes pieces of states that all look alike; the plan is made once."""
+  """Copies pieces of states that all look alike; the plan is made once."""
 
   def __init__(self, state: Any, *, process: int):
     self._process = process
@@ -54,65 +55,75 @@ class Cutter:
     """Name of the data file."""
     return self._data_name
 
-  def cut(
-    self,
-    state: Any,
-    directory: str,
-    memory: np.ndarray,
-    *,
-    step: int,
-    attempt: bytes,
-    items: Mapping[str, Any],
-  ) -> str:
-    """Copies this process's part of a state; it is whole when this returns.
+  def copy(self, state: Any, memory: np.ndarray, *, step: int) -> 'Copy':
+    """Copies this process's part of a state; then it may change or vanish.
 
     Args:
       state: Like the one that the cutter was made for.
-      directory: Where index, manifest and items go. The data file is there
-        already: `memory`.
-      memory: `data_bytes` of shared memory.
+      memory: `data_bytes` of shared memory, which are the data file.
       step: Completed updates.
-      attempt: 16 bytes, the same on all processes and for no other snapshot.
-      items: Further values as JSON has them.
 
     Returns:
-      Names and sums of the files, for `read`.
+      What is to be made whole, on any thread, before it is a piece.
     """
     apart = _state.take_apart(state)
     staged = sharded.Staged(
       self._plan, plans.shard_values(apart, self._plan), memory, step=step
     )
-    # The sums are made behind the copy, on another thread.
-    with futures.ThreadPoolExecutor(1, 'snapshot') as pool:
-      written = pool.submit(
-        staged.write,
-        _InPlace(),
-        directory,
-        process=self._process,
-        attempt=attempt,
-        tag='',
-      )
-      staged.fill()
-    files = written.result()
-    self._write_rest(apart, directory, files, step, attempt, items)
-    return base64.b64encode(files.SerializeToString()).decode()
-
-  def _write_rest(
-    self,
-    apart: _state.State,
-    directory: str,
-    files: pb.ProcessFiles,
-    step: int,
-    attempt: bytes,
-    items: Mapping[str, Any],
-  ) -> None:
-    manifest = _manifest.build(
+    staged.fill()
+    # What is kept is what the state is, and none of its arrays.
+    kind = dataclasses.replace(apart, values=())
+    return Copy(
+      process=self._process,
       step=step,
+      state=kind,
+      layouts=self._layouts,
+      staged=staged,
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Copy:
+  """A part of a state in shared memory that says not yet what it is.
+
+  Attributes:
+    process: Whose.
+    step: Completed updates.
+    state: What the state is, without its values.
+    layouts: How its arrays are cut.
+    staged: The bytes.
+  """
+
+  process: int
+  step: int
+  state: _state.State
+  layouts: Sequence[_boxes.Layout]
+  staged: sharded.Staged
+
+  def write(
+    self, directory: str, *, attempt: bytes, items: Mapping[str, Any]
+  ) -> str:
+    """Makes the sums and says what the bytes are; it is whole on return.
+
+    Args:
+      directory: Where index, manifest and items go. The data file is there
+        already: the memory that was copied to.
+      attempt: 16 bytes, the same on all processes and for no other piece.
+      items: Further values as JSON has them.
+
+    Returns:
+      Names and sums of the files, for `read`.
+    """
+    files = self.staged.write(
+      _InPlace(), directory, process=self.process, attempt=attempt, tag=''
+    )
+    manifest = _manifest.build(
+      step=self.step,
       attempt=attempt,
       kind='GDA',
       timestamp_s=0.0,
-      state=apart,
-      layouts=self._layouts,
+      state=self.state,
+      layouts=self.layouts,
       files=[files],
       items=(),
       metrics={},
@@ -124,10 +135,11 @@ class Cutter:
     packed = _integrity.pack(
       json.dumps(dict(items)).encode(),
       kind=_integrity.Kind.ITEM,
-      step=step,
+      step=self.step,
       attempt=attempt,
     )
     place.write_new(fs.join(directory, ITEMS), packed)
+    return base64.b64encode(files.SerializeToString()).decode()
 
 
 def read(
@@ -141,7 +153,7 @@ def read(
 
   Args:
     target: Nested `jax.ShapeDtypeStruct` with `.sharding`.
-    files: What `cut` returned on each process, in any order.
+    files: What `Copy.write` returned on each process, in any order.
     file_system: Serves the files of all pieces, and MANIFEST and the items of
       any one, under `directory`.
     directory: Any name.

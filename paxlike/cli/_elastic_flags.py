@@ -1,10 +1,8 @@
 """Flags that the commands of elastic jobs share."""
 
 import argparse
-import ctypes
 import dataclasses
 import logging as std_logging
-import signal
 
 from absl import logging
 
@@ -32,9 +30,7 @@ def add_secret(parser: argparse.ArgumentParser) -> None:
     f'{elastic.agent.SECRET_VARIABLE}',
   )
   # Ends with the process that started it, which is on this machine.
-  parser.add_argument(
-    '--local_child', action='store_true', help=argparse.SUPPRESS
-  )
+  parser.add_argument('--parent_pid', type=int, help=argparse.SUPPRESS)
 
 
 def add_snapshot_dirs(parser: argparse.ArgumentParser) -> None:
@@ -100,8 +96,8 @@ def secret(options: argparse.Namespace) -> bytes:
   )
 
 
-def set_up(options: argparse.Namespace, who: str) -> None:
-  """Logs like a job does, and ends with its parent where asked to."""
+def set_up_logging(who: str) -> None:
+  """Logs like a job does."""
   logging.use_absl_handler()
   logging.set_verbosity(logging.INFO)
   logging.get_absl_handler().setFormatter(
@@ -109,7 +105,3 @@ def set_up(options: argparse.Namespace, who: str) -> None:
       f'%(asctime)s {who} %(levelname).1s %(message)s', '%H:%M:%S'
     )
   )
-  if getattr(options, 'local_child', False):
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, 'prctl'):  # Linux
-      libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

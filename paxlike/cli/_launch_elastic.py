@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
   if options.local < 1:
     raise errors.UsageError(f'--local={options.local} must be at least 1.')
   options.hosts = options.hosts or f'1:{options.local}'
-  _elastic_flags.set_up(options, 'launch')
+  _elastic_flags.set_up_logging('launch')
   return elastic.local.launch(
     options.command,
     num_hosts=options.local,

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
   add('command', nargs='+', metavar='-- FLAG')
   options = parser.parse_args(arguments)
   name = options.name or options.host
-  _elastic_flags.set_up(options, name)
+  _elastic_flags.set_up_logging(name)
   job_log_dir = _job_log_dir(options.command)
   return elastic.agent.run(
     elastic.agent.Options(
@@ -69,6 +69,7 @@ def main(arguments: Sequence[str]) -> int:
       secret=_elastic_flags.secret(options),
       snapshot_dir=options.snapshot_dir,
       snapshot_spill_dir=options.snapshot_spill_dir,
+      parent_pid=options.parent_pid,
     )
   )
 

@@ -27,5 +27,9 @@ def main(arguments: Sequence[str]) -> int:
   )
   _elastic_flags.add_secret(parser)
   options = parser.parse_args(arguments)
-  _elastic_flags.set_up(options, 'lighthouse')
-  return elastic.lighthouse.run(options.bind, _elastic_flags.secret(options))
+  _elastic_flags.set_up_logging('lighthouse')
+  return elastic.lighthouse.run(
+    options.bind,
+    _elastic_flags.secret(options),
+    parent_pid=options.parent_pid,
+  )

@@ -138,3 +138,8 @@ class ChildEnded:
   """The end of a child's connection, which is that of the child."""
 
   child: Child
+
+
+def is_orphan_of(parent_pid: int | None) -> bool:
+  """Whether the parent that this process cannot do without is gone."""
+  return parent_pid is not None and os.getppid() != parent_pid

@@ -47,6 +47,7 @@ class Options:
     secret: Of the job.
     snapshot_dir: Where snapshots go: shared memory, or a local disk.
     snapshot_spill_dir: Where they go if there is no room; None: nowhere.
+    parent_pid: The launcher without which it ends; None: it has none.
   """
 
   lighthouse: str
@@ -59,6 +60,7 @@ class Options:
   secret: bytes
   snapshot_dir: str = '/dev/shm'  # noqa: S108 - a directory of our own in it
   snapshot_spill_dir: str | None = None
+  parent_pid: int | None = None
 
   def root_in(self, parent: str) -> str:
     """The directory of this host in one of the two."""

@@ -53,14 +53,21 @@ class _Signalled:
 
 def run(options: Options) -> int:
   """Serves one job on this host until it is over; returns the exit status."""
-  for parent in (options.snapshot_dir, options.snapshot_spill_dir):
-    if parent:
-      _memory.sweep(parent, job_id=options.job_id)
+  parents = [
+    parent
+    for parent in (options.snapshot_dir, options.snapshot_spill_dir)
+    if parent
+  ]
+  for parent in parents:
+    _memory.sweep(parent, job_id=options.job_id)
   agent = _Agent(options)
   try:
     return agent.run()
   finally:
     agent.close()
+    if _children.is_orphan_of(options.parent_pid):
+      for parent in parents:  # what the launcher would have done
+        _memory.remove_job(parent, job_id=options.job_id)
 
 
 class _Agent:
@@ -97,6 +104,10 @@ class _Agent:
         self._handle(self._inbox.get(timeout=_TICK_S))
         while True:
           self._handle(self._inbox.get_nowait())
+      if _children.is_orphan_of(self._options.parent_pid):
+        logging.error('The launcher is gone.')
+        self._tell()
+        return errors.EXIT_FAILED
       status = self._obey()
       if status is not None:
         return status

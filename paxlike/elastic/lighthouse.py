@@ -17,7 +17,7 @@ from absl import logging
 
 from paxlike import reporting
 from paxlike.core import errors, fs
-from paxlike.elastic import _facts, _membership, _messages, _serving
+from paxlike.elastic import _children, _facts, _membership, _messages, _serving
 
 _TICK_S = 0.05
 _REPEAT_S = 1.0
@@ -27,9 +27,18 @@ _LINGER_S = 15.0
 _TOLD = (errors.EXIT_DONE, errors.EXIT_PREEMPTED)
 
 
-def run(address: str, secret: bytes) -> int:
-  """Serves one job until it is over; returns the job's exit status."""
-  lighthouse = _Lighthouse(address, secret)
+def run(address: str, secret: bytes, *, parent_pid: int | None = None) -> int:
+  """Serves one job until it is over.
+
+  Args:
+    address: Where agents reach it.
+    secret: Of the job.
+    parent_pid: The launcher without which the job ends; None: it has none.
+
+  Returns:
+    The job's exit status.
+  """
+  lighthouse = _Lighthouse(address, secret, parent_pid)
   try:
     return lighthouse.run()
   finally:
@@ -44,7 +53,7 @@ class _Signalled:
 class _Lighthouse:
   """The state of a lighthouse; all of it belongs to the main thread."""
 
-  def __init__(self, address: str, secret: bytes):
+  def __init__(self, address: str, secret: bytes, parent_pid: int | None):
     self._inbox: _serving.Inbox = queue.SimpleQueue()
     self._names: dict[_messages.Connection, str] = {}
     self._told: dict[_messages.Connection, tuple[float, Any]] = {}
@@ -54,6 +63,7 @@ class _Lighthouse:
     self._totals: dict[str, Any] = {}
     self._totals_s = 0.0
     self._ended_s: float | None = None
+    self._parent_pid = parent_pid
     self.address = _serving.listen(
       address, secret, lambda c: _serving.read_into(self._inbox, c)
     )
@@ -69,12 +79,33 @@ class _Lighthouse:
             return errors.EXIT_FAILED
           self._hear(event)
           event = self._inbox.get_nowait()
+      if _children.is_orphan_of(self._parent_pid):
+        return self._end_orphaned()
       order = self._decide()
       if order is not None and order.wish is _facts.Wish.END:
         self._ended_s = self._ended_s or time.monotonic()
         is_late = time.monotonic() - self._ended_s > _LINGER_S
         if not self._names or is_late:
           return order.exit_status
+
+  def _end_orphaned(self) -> int:
+    """Tells that the launcher was killed, once no worker can say otherwise."""
+    deadline_s = time.monotonic() + _LINGER_S
+    while self._names and time.monotonic() < deadline_s:
+      with contextlib.suppress(queue.Empty):
+        event = self._inbox.get(timeout=_TICK_S)
+        if not isinstance(event, _Signalled):
+          self._hear(event)
+    if self._log is not None and self._membership is not None:
+      self._write_totals()
+      steps = [worker.step for _, worker in self._membership.workers()]
+      step = min(steps, default=self._membership.done_step)
+      reason = 'the launcher was killed'
+      self._log.event(
+        {'event': 'end', 'exit_status': errors.EXIT_FAILED, 'reason': reason}
+      )
+      self._log.failed(reason, step=step)
+    return errors.EXIT_FAILED
 
   def close(self) -> None:
     """Closes the log."""

@@ -200,7 +200,7 @@ def _own(command: str, *arguments: str) -> list[str]:
     '-m',
     'paxlike.main',
     command,
-    '--local_child',
+    f'--parent_pid={os.getpid()}',
     *arguments,
   ]
 

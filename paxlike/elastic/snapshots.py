@@ -1,16 +1,17 @@
 """Snapshots of the train state in shared memory, taken by the worker.
 
-Promises: when `take` returns, this process's piece of the state is whole in
-memory that outlives the process; the two before it stay whole until it is.
-So whatever step has been reported as done, the snapshot that was due at or
-before it is there on every host.
+Promises: when `take` returns, this process's piece of the state is copied, and
+the state may change; soon after, in the background, the piece is whole in
+memory that outlives the process. The two before it stay whole until it is.
 """
 
 import contextlib
 import hashlib
 import mmap
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -63,6 +64,9 @@ class Taker:
     self._cutter: checkpoint.pieces.Cutter | None = None
     self._slots: list[tuple[str, np.ndarray]] = []
     self._num_taken = 0
+    # One thread for all: to begin one waits for whatever frees memory.
+    self._thread = futures.ThreadPoolExecutor(1, 'elastic-snapshot')
+    self._unfinished: futures.Future[_facts.Piece] | None = None
 
   def prepare(self, state: Any) -> None:
     """Chooses where snapshots of such a state go; to be called at the start.
@@ -92,34 +96,74 @@ class Taker:
         os.path.realpath(directory),
       )
     self._cutter, self._directory = cutter, directory
+    self._thread.submit(int).result()  # it has begun before the first step
 
   def take(
-    self, state: Any, step: int, *, items: Mapping[str, Any]
-  ) -> _facts.Piece:
-    """Copies a state; returns when its piece is whole.
+    self,
+    state: Any,
+    step: int,
+    *,
+    items: Mapping[str, Any],
+    then: Callable[[float], None] | None = None,
+  ) -> None:
+    """Copies a state; its piece is whole a little later.
 
     Args:
       state: Its arrays; always of the same shapes and shardings.
       step: Completed steps.
       items: Further values as JSON has them, the data position among them.
+      then: Called by another thread once the piece is whole, with the time at
+        which the copy was done, of `time.perf_counter`.
+
+    Raises:
+      OSError: The one before could not be made whole.
     """
     self.prepare(state)
+    self.wait()
     assert self._cutter is not None
     directory, memory = self._free_slot()
-    files = self._cutter.cut(
-      state,
-      directory,
-      memory,
-      step=step,
-      attempt=_attempt(self._job_id, step, self._generation),
-      items=items,
-    )
+    copy = self._cutter.copy(state, memory, step=step)
+    copied_s = time.perf_counter()
+
+    def finish() -> _facts.Piece:
+      piece = self._make_whole(copy, directory, memory, items)
+      if then is not None:
+        then(copied_s)
+      return piece
+
+    self._unfinished = self._thread.submit(finish)
+
+  def wait(self) -> _facts.Piece | None:
+    """Waits until what was taken is whole.
+
+    Returns:
+      The last piece if it was not waited for yet.
+    """
+    unfinished, self._unfinished = self._unfinished, None
+    return None if unfinished is None else unfinished.result()
+
+  @property
+  def is_busy(self) -> bool:
+    """Whether a piece is not whole yet, or failed to be."""
+    return self._unfinished is not None
+
+  def _make_whole(
+    self,
+    copy: checkpoint.pieces.Copy,
+    directory: str,
+    memory: np.ndarray,
+    items: Mapping[str, Any],
+  ) -> _facts.Piece:
     piece = _facts.Piece(
-      step=step,
+      step=copy.step,
       generation=self._generation,
       process=self._process,
       count=self._count,
-      files=files,
+      files=copy.write(
+        directory,
+        attempt=_attempt(self._job_id, copy.step, self._generation),
+        items=items,
+      ),
     )
     place = self._num_taken % _SLOTS
     self._slots[place] = (_memory.write_piece(directory, piece), memory)
@@ -189,38 +233,59 @@ def _attempt(job_id: str, step: int, generation: int) -> bytes:
   return hashlib.sha256(text.encode()).digest()[:16]
 
 
-def restore(
-  target: Any,
-  sources: tuple[_facts.Source, ...],
-  *,
-  secret: bytes,
-  own_address: str,
-  own_root: str,
-) -> checkpoint.Restored:
-  """Reads what this process needs of a snapshot, wherever its pieces lie.
+class Planned:
+  """The snapshot that a plan says to go on from, wherever its pieces lie.
 
-  Args:
-    target: Shapes, dtypes and shardings on the new mesh.
-    sources: Where each piece is.
-    secret: The job's.
-    own_address: Where this host gives out its memory, to read in place.
-    own_root: That memory.
-
-  Raises:
-    UnreadableError: Bytes are not those that were written.
-    TransferError: A host that has a piece is gone.
+  Attributes:
+    step: Its completed steps.
   """
-  with contextlib.closing(
-    _transfer.PieceFiles(
-      sources, secret, own_address=own_address, own_root=own_root
-    )
-  ) as files:
-    try:
-      return checkpoint.pieces.read(
-        target,
-        [source.piece.files for source in sources],
-        file_system=files,
-        directory='snapshot',
+
+  def __init__(
+    self,
+    sources: tuple[_facts.Source, ...],
+    *,
+    secret: bytes,
+    own_address: str,
+    own_root: str,
+  ):
+    """Nothing is read yet.
+
+    Args:
+      sources: Where each piece is.
+      secret: The job's.
+      own_address: Where this host gives out its memory, to read in place.
+      own_root: That memory.
+    """
+    self.step = sources[0].piece.step
+    self._sources = sources
+    self._secret = secret
+    self._own_address = own_address
+    self._own_root = own_root
+
+  def restore(self, target: Any) -> checkpoint.Restored:
+    """Reads what this process needs of it.
+
+    Args:
+      target: Shapes, dtypes and shardings on the new mesh.
+
+    Raises:
+      UnreadableError: Bytes are not those that were written.
+      TransferError: A host that has a piece is gone.
+    """
+    with contextlib.closing(
+      _transfer.PieceFiles(
+        self._sources,
+        self._secret,
+        own_address=self._own_address,
+        own_root=self._own_root,
       )
-    except errors.CheckpointDamagedError as error:
-      raise UnreadableError(str(error)) from error
+    ) as files:
+      try:
+        return checkpoint.pieces.read(
+          target,
+          [source.piece.files for source in self._sources],
+          file_system=files,
+          directory='snapshot',
+        )
+      except errors.CheckpointDamagedError as error:
+        raise UnreadableError(str(error)) from error

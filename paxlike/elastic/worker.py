@@ -19,7 +19,7 @@ from typing import Any
 import jax
 from absl import logging
 
-from paxlike import checkpoint, sync
+from paxlike import sync
 from paxlike.core import errors, processes
 from paxlike.elastic import _facts, _memory, _messages, _transfer, snapshots
 
@@ -125,12 +125,15 @@ class Worker:
     }
 
   @property
-  def snapshot(self) -> 'PlannedSnapshot | None':
+  def snapshot(self) -> snapshots.Planned | None:
     """The snapshot to go on from; None: the newest checkpoint."""
     if not self.plan.sources:
       return None
-    return PlannedSnapshot(
-      self.plan.sources, secret=self._secret, setting=self._setting
+    return snapshots.Planned(
+      self.plan.sources,
+      secret=self._secret,
+      own_address=self._setting.address,
+      own_root=self._setting.root,
     )
 
   @contextlib.contextmanager
@@ -150,6 +153,7 @@ class Worker:
       with self._building:
         self._building.enter_context(world.progress.phase('restore'))
         yield
+      self._finish_snapshot()
     except BaseException as error:
       self.tell_end(error)
       raise
@@ -170,14 +174,17 @@ class Worker:
     self._cell.set(step)
 
   def after_step(self, state: Any, step: int, items: Mapping[str, Any]) -> None:
-    """Takes a snapshot if one is due, then says that `step` is done.
+    """Takes a snapshot if one is due, and says that `step` is done.
 
-    Called by the main thread between two steps. In this order: what counts as
-    done is never newer by a whole interval than what is in memory.
+    Called by the main thread between two steps. A step whose snapshot is due
+    counts as done, and the next one may, only once that is whole: what counts
+    is never newer by a whole interval than what is in memory.
     """
+    self._finish_snapshot()
     if step % self._setting.snapshot_steps == 0:
       self._take(state, step, items)
-    self._cell.set(step)
+    else:
+      self._cell.set(step)
 
   def stop(self, state: Any, step: int, items: Mapping[str, Any]) -> None:
     """Ends this generation if that is why all processes stop here.
@@ -197,6 +204,7 @@ class Worker:
       return
     if self._snapshot_step != step:
       self._take(state, step, items)
+    self._finish_snapshot()
     self._cell.set(step)
     raise DrainedError(f'Stopped after step {step}: {reason}.')
 
@@ -247,12 +255,23 @@ class Worker:
     started_s = time.perf_counter()
     with self._world.progress.phase('snapshot'):
       self._wait_for_copy(step)
-      self._taker.take(state, step, items=items)
-    self._snapshot_step = step
-    if self._has_buddy:
-      self._is_copied.clear()
-    blocked_s = time.perf_counter() - started_s
-    self._send(kind='snapshot', step=step, blocked_s=blocked_s)
+      self._snapshot_step = step
+      if self._has_buddy:
+        self._is_copied.clear()
+
+      def then(copied_s: float) -> None:
+        self._cell.set(step)
+        blocked_s = copied_s - started_s
+        self._send(kind='snapshot', step=step, blocked_s=blocked_s)
+
+      self._taker.take(state, step, items=items, then=then)
+
+  def _finish_snapshot(self) -> None:
+    """Waits until the last snapshot is whole, which it mostly is already."""
+    if self._taker.is_busy:
+      assert self._world is not None
+      with self._world.progress.phase('snapshot'):
+        self._taker.wait()
 
   def _wait_for_copy(self, step: int) -> None:
     """Lets the copy of the snapshot before this one end.
@@ -313,36 +332,6 @@ class Worker:
     if world is not None:
       with contextlib.suppress(errors.SyncError):
         world.stop.ask(reason)
-
-
-class PlannedSnapshot:
-  """The snapshot that a plan says to go on from.
-
-  Attributes:
-    step: Its completed steps.
-  """
-
-  def __init__(
-    self,
-    sources: tuple[_facts.Source, ...],
-    *,
-    secret: bytes,
-    setting: Setting,
-  ):
-    self.step = sources[0].piece.step
-    self._sources = sources
-    self._secret = secret
-    self._setting = setting
-
-  def restore(self, target: Any) -> checkpoint.Restored:
-    """Reads what this process needs of it."""
-    return snapshots.restore(
-      target,
-      self._sources,
-      secret=self._secret,
-      own_address=self._setting.address,
-      own_root=self._setting.root,
-    )
 
 
 _worker: Worker | None = None

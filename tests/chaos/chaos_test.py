@@ -155,6 +155,31 @@ def test_a_job_asked_to_stop_saves_and_goes_on_later(tmp_path):
   assert [row['step'] for row in losses(tmp_path)] == list(range(1, step + 11))
 
 
+def test_a_job_whose_launcher_is_killed_leaves_nothing_and_says_so(tmp_path):
+  spill = tmp_path / 'spill'
+  with harness.Job(
+    tmp_path,
+    num_steps=10_000,
+    num_hosts=2,
+    flags=[f'--snapshot_spill_dir={spill}'],
+  ) as job:
+    job.wait_for_step(15)
+    os.kill(job.pid, signal.SIGKILL)
+    job.wait(timeout_s=5.0)
+    harness.wait_for(
+      lambda: not job.orphans() and not job.lighthouses(), timeout_s=15.0
+    )
+    assert job.shared_memory() == set()
+    assert list(spill.iterdir()) == []
+  status = json.loads((tmp_path / 'status' / 'train.json').read_text())
+  assert (status['state'], status['reason']) == (
+    'failed',
+    'the launcher was killed',
+  )
+  assert status['step'] >= 15
+  assert job.events()[-1]['event'] == 'end'
+
+
 def test_an_error_that_would_come_again_ends_the_job(tmp_path):
   with harness.Job(
     tmp_path, num_steps=50, num_hosts=2, settings=['LEARNING_RATE=1e30']

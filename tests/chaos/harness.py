@@ -124,6 +124,11 @@ class Job:
     for name in self.shared_memory():
       subprocess.run(['rm', '-rf', SHARED_MEMORY / name], check=True)
 
+  @property
+  def pid(self) -> int:
+    """Of the launcher."""
+    return self._popen.pid
+
   # --- looking
 
   def events(self) -> list[dict[str, Any]]:
@@ -198,15 +203,15 @@ class Job:
 
   def orphans(self) -> list[psutil.Process]:
     """Processes that were of the job and live on without it."""
-    marker = str(self.job_log_dir)
-    found = []
-    for process in psutil.process_iter():
-      with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        if process.pid != os.getpid() and any(
-          word.endswith(f'--job_log_dir={marker}') for word in process.cmdline()
-        ):
-          found.append(process)
-    return found
+    return processes_with(f'--job_log_dir={self.job_log_dir}')
+
+  def lighthouses(self) -> list[psutil.Process]:
+    """Lighthouses that the launcher started, also when it is gone."""
+    return [
+      process
+      for process in processes_with(f'--parent_pid={self.pid}')
+      if 'lighthouse' in process.cmdline()[:4]
+    ]
 
   # --- waiting
 
@@ -356,6 +361,25 @@ class Job:
     return fault
 
   def _family(self) -> list[psutil.Process]:
+    family = [*self.orphans(), *self.lighthouses()]
     with contextlib.suppress(psutil.NoSuchProcess):
-      return [*self._process.children(recursive=True), self._process]
-    return []
+      family += [*self._process.children(recursive=True), self._process]
+    return family
+
+
+def processes_with(word: str) -> list[psutil.Process]:
+  """All others that have a word in their command line."""
+  found = []
+  for process in psutil.process_iter():
+    with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+      if process.pid != os.getpid() and word in process.cmdline():
+        found.append(process)
+  return found
+
+
+def wait_for(condition: Callable[[], Any], *, timeout_s: float) -> None:
+  """Waits for something to become true."""
+  deadline_s = time.monotonic() + timeout_s
+  while not condition():
+    assert time.monotonic() < deadline_s, f'not within {timeout_s} s'
+    time.sleep(0.05)

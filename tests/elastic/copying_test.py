@@ -26,6 +26,7 @@ def memory(tmp_path):
   )
   for step in (10, 20):
     taker.take({'weights': jnp.arange(64.0)}, step, items={})
+  taker.wait()
   return memory
 
 

@@ -62,7 +62,12 @@ class _Run:
     pieces = [piece for piece, _ in self.memory.pieces()]
     if not pieces:
       return None
-    return _InMemory(pieces[-1], self.memory.root)
+    return snapshots.Planned(
+      (_facts.Source(piece=pieces[-1], address='here'),),
+      secret=b'',
+      own_address='here',
+      own_root=self.memory.root,
+    )
 
   def train(self, count: int) -> None:
     partitioner = self.rebuilt.partitioner
@@ -81,21 +86,7 @@ class _Run:
   def take_snapshot(self) -> None:
     items = {'position': self.position}
     self.taker.take(self.state, self.step, items=items)
-
-
-class _InMemory:
-  def __init__(self, piece, root):
-    self.step = piece.step
-    self._piece, self._root = piece, root
-
-  def restore(self, target):
-    return snapshots.restore(
-      target,
-      (_facts.Source(piece=self._piece, address='here'),),
-      secret=b'',
-      own_address='here',
-      own_root=self._root,
-    )
+    self.taker.wait()
 
 
 def test_devices_that_go_and_come_change_neither_losses_nor_examples(tmp_path):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from paxlike import checkpoint
 from paxlike.core import errors
 from paxlike.elastic import (
   _facts,
@@ -66,30 +67,53 @@ def _taker(memory, generation=1, job_id='job'):
   )
 
 
+def _take(taker, state, step, *, items):
+  taker.take(state, step, items=items)
+  return taker.wait()
+
+
 def _restore(memory, target, step, address='127.0.0.1:9'):
   (piece,) = [piece for piece, _ in memory.pieces() if piece.step == step]
-  return snapshots.restore(
-    target,
+  return snapshots.Planned(
     (_facts.Source(piece=piece, address=address),),
     secret=_SECRET,
     own_address='127.0.0.1:9',
     own_root=memory.root,
-  )
+  ).restore(target)
 
 
 def test_a_snapshot_comes_back_bit_for_bit_with_its_items(memory):
   state = _state(_mesh(4), 5.0)
-  _taker(memory).take(state, 5, items={'position': 9})
+  _take(_taker(memory), state, 5, items={'position': 9})
   restored = _restore(memory, _target(state), 5)
   assert restored.step == 5
   assert restored.items == {'position': 9}
   assert _equal(restored.state, state)
 
 
+def test_the_state_may_change_before_its_snapshot_is_whole(memory, monkeypatch):
+  may_go_on = threading.Event()
+  write = checkpoint.pieces.Copy.write
+
+  def late(copy, *args, **kwargs):
+    may_go_on.wait(10.0)
+    return write(copy, *args, **kwargs)
+
+  monkeypatch.setattr(checkpoint.pieces.Copy, 'write', late)
+  state, taker = _state(_mesh(4), 5.0), _taker(memory)
+  taker.take(state, 5, items={})
+  jax.tree.map(lambda array: array.delete(), state)
+  assert memory.pieces() == [], 'what is not whole cannot be seen'
+  may_go_on.set()
+  taker.wait()
+  same = _state(_mesh(4), 5.0)
+  assert _equal(_restore(memory, _target(same), 5).state, same)
+
+
 @pytest.mark.parametrize('count', [1, 2, 3, 8])
 def test_a_snapshot_fits_any_other_mesh(memory, count):
   state = _state(_mesh(4), 5.0)
-  _taker(memory).take(state, 5, items={})
+  _take(_taker(memory), state, 5, items={})
   other = _state(_mesh(count))
   restored = _restore(memory, _target(other), 5).state
   assert restored['weights'].sharding == other['weights'].sharding
@@ -99,10 +123,10 @@ def test_a_snapshot_fits_any_other_mesh(memory, count):
 def test_what_is_restored_is_no_view_of_the_memory(memory):
   taker = _taker(memory)
   mesh = _mesh(1)
-  taker.take(_state(mesh, 1.0), 1, items={})
+  _take(taker, _state(mesh, 1.0), 1, items={})
   restored = _restore(memory, _target(_state(mesh)), 1).state
   for step in range(2, 6):
-    taker.take(_state(mesh, float(step)), step, items={})
+    _take(taker, _state(mesh, float(step)), step, items={})
   assert _equal(restored, _state(mesh, 1.0))
 
 
@@ -112,16 +136,16 @@ def test_two_whole_snapshots_are_there_while_a_third_is_written(
   taker = _taker(memory)
   mesh = _mesh(2)
   for step in range(1, 6):
-    taker.take(_state(mesh, float(step)), step, items={})
+    _take(taker, _state(mesh, float(step)), step, items={})
   seen = []
 
   def interrupted(*args, **kwargs):
     seen.extend(piece.step for piece, _ in memory.pieces())
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(taker._cutter, 'cut', interrupted)
+  monkeypatch.setattr(taker._cutter, 'copy', interrupted)
   with pytest.raises(KeyboardInterrupt):
-    taker.take(_state(mesh), 6, items={})
+    _take(taker, _state(mesh), 6, items={})
   assert seen == [4, 5]
   for step in (4, 5):
     found = _restore(memory, _target(_state(mesh)), step)
@@ -132,7 +156,7 @@ def test_memory_does_not_grow_with_the_number_of_snapshots(memory):
   taker = _taker(memory)
   sizes = set()
   for step in range(3, 20):
-    taker.take(_state(_mesh(2)), step, items={})
+    _take(taker, _state(_mesh(2)), step, items={})
     if step >= 6:
       names = sorted(os.listdir(memory.own))
       sizes.add((len(names), _bytes_of(memory.own)))
@@ -151,7 +175,7 @@ def _bytes_of(root: str) -> int:
 
 def test_a_flipped_bit_is_found(memory):
   state = _state(_mesh(2), 5.0)
-  _taker(memory).take(state, 5, items={})
+  _take(_taker(memory), state, 5, items={})
   ((_, directory),) = memory.pieces()
   path = os.path.join(directory, 'p00000.data')
   with open(path, 'r+b') as file:
@@ -165,9 +189,9 @@ def test_a_flipped_bit_is_found(memory):
 
 def test_a_piece_of_another_snapshot_does_not_pass(memory, tmp_path):
   state = _state(_mesh(2), 5.0)
-  _taker(memory).take(state, 5, items={})
+  _take(_taker(memory), state, 5, items={})
   other = _memory.Memory(str(tmp_path / 'other'))
-  _taker(other, job_id='another job').take(state, 5, items={})
+  _take(_taker(other, job_id='another job'), state, 5, items={})
   ((_, ours),), ((_, theirs),) = memory.pieces(), other.pieces()
   os.replace(
     os.path.join(theirs, 'p00000.data'), os.path.join(ours, 'p00000.data')
@@ -201,7 +225,7 @@ def test_what_has_no_room_in_memory_goes_to_the_disk(tmp_path, monkeypatch):
   _room(monkeypatch, {'host': 4096, 'disk': 1 << 30})
   state, taker = _state(_mesh(2), 5.0), _taker(memory)
   for step in range(1, 7):
-    taker.take(state, step, items={'position': step})
+    _take(taker, state, step, items={'position': step})
   assert os.listdir(memory.own) == []
   assert [piece.step for piece, _ in memory.pieces()] == [4, 5, 6]
   assert len(os.listdir(tmp_path / 'disk' / 'own')) == 3
@@ -214,7 +238,7 @@ def test_what_has_no_room_in_memory_goes_to_the_disk(tmp_path, monkeypatch):
 
 def test_where_memory_suffices_the_disk_is_left_alone(tmp_path):
   memory = _spilling(tmp_path)
-  _taker(memory).take(_state(_mesh(2), 5.0), 5, items={})
+  _take(_taker(memory), _state(_mesh(2), 5.0), 5, items={})
   assert len(os.listdir(memory.own)) == 1
   assert os.listdir(tmp_path / 'disk' / 'own') == []
 
@@ -229,10 +253,10 @@ def test_a_disk_without_room_is_told_as_well(tmp_path, monkeypatch):
 def test_pieces_of_others_lie_beside_those_of_this_host(tmp_path, monkeypatch):
   memory, sender = _spilling(tmp_path), _memory.Memory(str(tmp_path / 'other'))
   state = _state(_mesh(4), 5.0)
-  _taker(sender).take(state, 5, items={})
+  _take(_taker(sender), state, 5, items={})
   ((piece, directory),) = sender.pieces()
   _room(monkeypatch, {'host': 4096, 'disk': 1 << 30})
-  _taker(memory, generation=0).take(state, 5, items={})
+  _take(_taker(memory, generation=0), state, 5, items={})
   with _serving_host(memory) as address:
     peer = _transfer.Peer(address, _SECRET)
     assert _transfer.push(peer, piece, directory)
@@ -273,14 +297,14 @@ def test_what_earlier_generations_hold_is_no_lack_of_room(memory, monkeypatch):
   mesh = _mesh(1)
   old = _taker(memory, generation=1)
   for step in range(3):
-    old.take(_state(mesh), step, items={})
+    _take(old, _state(mesh), step, items={})
   free_bytes = 9 * old._cutter.data_bytes - _memory.size_bytes(memory.root)
 
   class Tight:
     f_bavail, f_frsize = free_bytes, 1
 
   monkeypatch.setattr(os, 'statvfs', lambda path: Tight)
-  _taker(memory, generation=2).take(_state(mesh), 5, items={})
+  _take(_taker(memory, generation=2), _state(mesh), 5, items={})
   assert [piece.step for piece, _ in memory.pieces()] == [0, 1, 2, 5]
 
 
@@ -289,7 +313,7 @@ def test_what_earlier_generations_hold_is_no_lack_of_room(memory, monkeypatch):
 
 def test_an_agent_that_starts_again_finds_whole_pieces_only(tmp_path):
   before = _memory.Memory(str(tmp_path / 'host'))
-  _taker(before).take(_state(_mesh(1)), 5, items={})
+  _take(_taker(before), _state(_mesh(1)), 5, items={})
   os.makedirs(os.path.join(before.own, 'w-half'))
   os.close(before._locks[0])  # as its death would
   after = _memory.Memory(str(tmp_path / 'host'))
@@ -310,12 +334,12 @@ def test_earlier_generations_stay_until_there_are_two_snapshots_of_this(
   mesh = _mesh(1)
   old = _taker(memory, generation=1)
   for step in (10, 20):
-    old.take(_state(mesh), step, items={})
+    _take(old, _state(mesh), step, items={})
   new = _taker(memory, generation=2)
-  new.take(_state(mesh), 30, items={})
+  _take(new, _state(mesh), 30, items={})
   memory.prune(2, (20, 1))
   assert [p.step for p, _ in memory.pieces()] == [10, 20, 30]
-  new.take(_state(mesh), 40, items={})
+  _take(new, _state(mesh), 40, items={})
   memory.prune(2, (20, 1))
   assert [p.step for p, _ in memory.pieces()] == [30, 40]
 
@@ -325,7 +349,7 @@ def test_memory_does_not_grow_with_generations_that_die_young(memory):
   restored, counts = None, []
   for generation in range(1, 12):
     taker = _taker(memory, generation=generation)
-    taker.take(_state(mesh), 10 * generation, items={})
+    _take(taker, _state(mesh), 10 * generation, items={})
     memory.prune(generation, restored)
     restored = (10 * generation, generation)
     counts.append(len(memory.pieces()))
@@ -337,8 +361,8 @@ def test_what_was_newer_than_what_is_gone_on_from_is_of_no_use(memory):
   mesh = _mesh(1)
   old = _taker(memory, generation=1)
   for step in (10, 20, 30):
-    old.take(_state(mesh), step, items={})
-  _taker(memory, generation=2).take(_state(mesh), 25, items={})
+    _take(old, _state(mesh), step, items={})
+  _take(_taker(memory, generation=2), _state(mesh), 25, items={})
   memory.prune(2, (20, 1))
   assert [p.step for p, _ in memory.pieces()] == [10, 20, 25]
 
@@ -381,23 +405,22 @@ def _serving_host(memory):
 
 def test_a_snapshot_is_restored_from_another_hosts_memory(memory, tmp_path):
   state = _state(_mesh(4), 5.0)
-  _taker(memory).take(state, 5, items={'position': 9})
+  _take(_taker(memory), state, 5, items={'position': 9})
   ((piece, _),) = memory.pieces()
   with _serving_host(memory) as address:
-    restored = snapshots.restore(
-      _target(_state(_mesh(2))),
+    restored = snapshots.Planned(
       (_facts.Source(piece=piece, address=address),),
       secret=_SECRET,
       own_address='127.0.0.1:9',
       own_root=str(tmp_path / 'elsewhere'),
-    )
+    ).restore(_target(_state(_mesh(2))))
   assert _equal(restored.state, state)
   assert restored.items == {'position': 9}
 
 
 def test_a_copy_at_the_buddy_is_as_good(memory, tmp_path):
   state = _state(_mesh(4), 5.0)
-  _taker(memory).take(state, 5, items={})
+  _take(_taker(memory), state, 5, items={})
   ((piece, directory),) = memory.pieces()
   buddy = _memory.Memory(str(tmp_path / 'buddy'))
   with _serving_host(buddy) as address:
@@ -417,13 +440,13 @@ def test_a_piece_that_is_overwritten_while_sent_is_dropped(
   taker = _taker(memory)
   mesh = _mesh(1)
   for step in (1, 2, 3):
-    taker.take(_state(mesh), step, items={})
+    _take(taker, _state(mesh), step, items={})
   piece, directory = memory.pieces()[0]
   listed = os.listdir(directory)
 
   def overwritten(path):
     monkeypatch.undo()
-    taker.take(_state(mesh), 4, items={})
+    _take(taker, _state(mesh), 4, items={})
     return []
 
   assert 'p00000.data' in listed

@@ -17,11 +17,11 @@ def trained(tmp_path, monkeypatch):
   taken = []
   take = snapshots.Taker.take
 
-  def watched(taker, state, step, *, items):
+  def watched(taker, state, step, *, items, then):
     taken.append(
       (threading.current_thread(), step, int(state.step), items['input_state'])
     )
-    return take(taker, state, step, items=items)
+    return take(taker, state, step, items=items, then=then)
 
   monkeypatch.setattr(snapshots.Taker, 'take', watched)
   monkeypatch.setenv('PAXLIKE_AGENT', 'set')

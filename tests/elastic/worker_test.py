@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from paxlike import sync
+from paxlike import checkpoint, sync
 from paxlike.core import errors
 from paxlike.elastic import _facts, _memory, snapshots, worker
 from tests.chaos import harness
@@ -74,6 +74,52 @@ def test_a_step_counts_as_done_only_after_its_snapshot(
     with pytest.raises(KeyboardInterrupt):
       made.after_step(_state(10), 10, {})
   assert memory.completed_steps() == 9
+
+
+def test_the_loop_goes_on_while_a_snapshot_is_made_whole_but_counts_no_step(
+  agent_and_worker, memory, monkeypatch
+):
+  agent, made = agent_and_worker
+  may_go_on = threading.Event()
+  write = checkpoint.pieces.Copy.write
+
+  def late(copy, *args, **kwargs):
+    may_go_on.wait(10.0)
+    return write(copy, *args, **kwargs)
+
+  monkeypatch.setattr(checkpoint.pieces.Copy, 'write', late)
+  with made.running(sync.SoloWorld()):
+    made.begin(_state(0), 0)
+    made.after_step(_state(9), 9, {})
+    made.after_step(_state(10), 10, {})
+    assert memory.completed_steps() == 9
+    thread = threading.Thread(target=made.after_step, args=(_state(11), 11, {}))
+    thread.start()
+    thread.join(0.1)
+    assert thread.is_alive(), 'nor does a later step count before it'
+    assert memory.completed_steps() == 9
+    may_go_on.set()
+    thread.join(10.0)
+    assert memory.completed_steps() == 11
+  assert [piece.step for piece, _ in memory.pieces()] == [10]
+  assert _next(agent, 'snapshot')['step'] == 10
+
+
+def test_a_snapshot_that_fails_in_the_background_ends_the_worker(
+  agent_and_worker, memory, monkeypatch
+):
+  _, made = agent_and_worker
+
+  def full(*args, **kwargs):
+    raise OSError('no space left')
+
+  monkeypatch.setattr(checkpoint.pieces.Copy, 'write', full)
+  with made.running(sync.SoloWorld()):
+    made.begin(_state(0), 0)
+    made.after_step(_state(10), 10, {})
+    with pytest.raises(OSError, match='no space left'):
+      made.after_step(_state(11), 11, {})
+  assert memory.completed_steps() == 0
 
 
 def test_a_snapshot_waits_until_the_one_before_it_is_copied(with_buddy, memory):
