@@ -4,8 +4,9 @@ What a job trained with is written in config/train.json beside its checkpoints.
 """
 
 import contextlib
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import fiddle as fdl
@@ -26,17 +27,25 @@ _MODEL = 'task_p.model'
 @contextlib.contextmanager
 def explained(
   session: sessions.Session, task_p: Any, directory: str | None
-) -> Iterator[None]:
+) -> Iterator[Callable[[], None]]:
   """Puts before a mismatch what differs from the config of the training job.
 
   Args:
     session: The job.
     task_p: Config of its task; a task that is built tells nothing.
     directory: Directory of checkpoints; None: the job's own.
+
+  Yields:
+    What to call once a checkpoint did fit: it may be of another model all the
+    same, and that is told, once.
   """
-  _tell_other_model(session, task_p, directory)
+
+  @functools.cache
+  def fits() -> None:
+    _tell_other_model(session, task_p, directory)
+
   try:
-    yield
+    yield fits
   except errors.RestoreMismatchError as error:
     path = _record_of(session, directory)
     lines = _changes(task_p, path)

@@ -66,7 +66,7 @@ def decode_once_spmd_model(
     session.check_alone()
     progress = stack.enter_context(session.status())
     stack.enter_context(session.watchdog())
-    stack.enter_context(
+    fits = stack.enter_context(
       _mismatch.explained(session, task_p, restore_checkpoint_dir)
     )
     _claims.claim(session, _decoding.metrics_names(sources))
@@ -84,6 +84,8 @@ def decode_once_spmd_model(
         allow_random_init=allow_random_init,
       )
     for due in stack.enter_context(contextlib.closing(checkpoints)):
+      if due.eval_vars.saved_s is not None:  # else there is no checkpoint
+        fits()
       progress.step = due.eval_vars.step
       if due.steps is not None:
         decoder.forget_gone(due.steps)

@@ -84,7 +84,7 @@ def evaluate_spmd_model(
     session.check_alone()
     progress = stack.enter_context(session.status())
     stack.enter_context(session.watchdog())
-    stack.enter_context(
+    fits = stack.enter_context(
       _mismatch.explained(session, task_p, restore_checkpoint_dir)
     )
     _claims.claim(session, _evaluations.metrics_names(sources))
@@ -104,6 +104,7 @@ def evaluate_spmd_model(
         steps=steps,
       )
     for due in stack.enter_context(contextlib.closing(checkpoints)):
+      fits()
       progress.step = due.eval_vars.step
       results = tests.run(
         due.eval_vars.step,
