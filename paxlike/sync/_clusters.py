@@ -1,7 +1,8 @@
 """Which process of how many this is, told by flags or by the launcher.
 
-Reads environment variables only, so that each launcher is a pure function; TPU
-and Kubernetes without the variables are left to JAX's own detection.
+Reads environment variables, so that each launcher is a pure function; where
+those of mpirun do not suffice MPI is asked, and TPU without the variables is
+left to JAX's own detection.
 """
 
 import dataclasses
@@ -12,7 +13,10 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from importlib import util
 
+from absl import logging
+
 from paxlike.core import errors
+from paxlike.sync import _mpi
 
 Env = Mapping[str, str]
 
@@ -67,15 +71,18 @@ def find(
   Raises:
     UsageError: Some of the three are known and the others cannot be found.
   """
+  if num_processes == 1:
+    return None
   env = os.environ if env is None else env
   flags = {
     'address': coordinator_address or None,
     'num_processes': num_processes,
     'process_id': process_id,
   }
-  found = {} if None not in flags.values() else _detect(env, timeout_s)
-  if found is None:
-    found = {}
+  found = None
+  if None in flags.values():
+    found = _detect(env, timeout_s, has_address=bool(coordinator_address))
+  found = found or {}
   known = found | {k: v for k, v in flags.items() if v is not None}
   if not known or known.get('num_processes') == 1:
     return None
@@ -96,8 +103,11 @@ def find(
   return Cluster(**known)
 
 
-def _detect(env: Env, timeout_s: float) -> dict | None:
-  for launcher in (from_variables, from_slurm, from_open_mpi, from_kubernetes):
+def _detect(env: Env, timeout_s: float, *, has_address: bool) -> dict | None:
+  def from_mpi(env: Env) -> dict | None:
+    return from_mpirun(env, timeout_s=timeout_s, has_address=has_address)
+
+  for launcher in (from_variables, from_slurm, from_mpi, from_kubernetes):
     found = launcher(env)
     if found is not None:
       return found
@@ -175,17 +185,70 @@ def from_slurm(env: Env) -> dict | None:
   }
 
 
-def from_open_mpi(env: Env) -> dict | None:
-  """A rank of mpirun, Open MPI 4 or 5; process 0 is taken to be where it ran.
+def from_mpirun(
+  env: Env, *, timeout_s: float, has_address: bool
+) -> dict | None:
+  """A rank of mpirun or prterun, by its environment or else by asking MPI.
 
-  Where it is not (mpirun started on a login node), give --coordinator_address.
+  Args:
+    env: The environment.
+    timeout_s: How long MPI may take to bring all processes together.
+    has_address: Whether the address of process 0 is known.
+
+  Raises:
+    UsageError: Neither tells.
+  """
+  told = from_open_mpi(env)
+  if told is None and 'PMIX_RANK' not in env:
+    return None
+  if told is not None and (has_address or _is_on_one_host(env)):
+    return told
+  has_guess = told is not None and told['address'] is not None
+  if not _mpi.is_installed():
+    if has_guess:
+      return told
+    raise errors.UsageError(
+      f'mpirun does not tell its processes enough to find each other: '
+      f'{_mpi.INSTALL}'
+    )
+  port = env.get('JAX_COORDINATOR_PORT')
+  job = _mpi.ask(port=int(port) if port else None, timeout_s=timeout_s)
+  want = told['num_processes'] if told else int(env['PMIX_RANK']) + 1
+  if job.num_processes < want:
+    text = (
+      f'mpi4py is of another MPI than the mpirun that started this process: '
+      f'it sees {job.num_processes} processes, and there are {want} at least.'
+    )
+    if not has_guess:
+      raise errors.UsageError(f'{text} Reinstall it: {_mpi.INSTALL}')
+    logging.warning('%s It is not listened to.', text)
+    return told
+  return {
+    'address': job.address,
+    'num_processes': job.num_processes,
+    'process_id': job.process_id,
+    'local_device_ids': _own_device(
+      env, local_id=job.local_id, several=job.num_local > 1
+    ),
+    'origin': 'MPI',
+  }
+
+
+def _is_on_one_host(env: Env) -> bool:
+  return env.get('OMPI_COMM_WORLD_LOCAL_SIZE') == env['OMPI_COMM_WORLD_SIZE']
+
+
+def from_open_mpi(env: Env) -> dict | None:
+  """What the environment of Open MPI 4 or 5 tells a rank of mpirun.
+
+  Of several hosts that of process 0 is a guess: where mpirun was started.
   """
   if 'OMPI_COMM_WORLD_RANK' not in env:
     return None
   num_processes = int(env['OMPI_COMM_WORLD_SIZE'])
   num_local = int(env.get('OMPI_COMM_WORLD_LOCAL_SIZE', '1'))
   job = env.get('OMPI_MCA_orte_hnp_uri') or env.get('PMIX_NAMESPACE', '')
-  host = '127.0.0.1' if num_local == num_processes else _mpi_host(job)
+  host = '127.0.0.1' if _is_on_one_host(env) else _mpi_host(job)
   return {
     'address': f'{host}:{_port(job, env)}' if host else None,
     'num_processes': num_processes,

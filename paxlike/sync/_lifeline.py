@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 
 from paxlike.core import errors
-from paxlike.sync import _report
+from paxlike.sync import _report, _sockets
 
 # Told which process was lost, and what happened to it: 'ended without ...'.
 OnLost = Callable[[int, str], None]
@@ -25,7 +25,6 @@ OnLost = Callable[[int, str], None]
 DEFAULT_SILENCE_S = 60.0
 _BEATS_PER_SILENCE = 6
 _MOST_BEATS_PER_S = 400  # that process 0 has to read
-_RETRY_S = 0.1
 _BEAT = b'beat '
 _BYE = b'bye\n'
 
@@ -60,35 +59,6 @@ class _Peer:
     return f'; {ago_s:.0f} s before it was at {self.at}' if self.at else ''
 
 
-def _keep_alive(sock: socket.socket) -> None:
-  """Lets the kernel find out within ten seconds that a host is gone."""
-  sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-  sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-  for option, value in (
-    ('TCP_KEEPIDLE', 3),
-    ('TCP_KEEPINTVL', 2),
-    ('TCP_KEEPCNT', 3),
-  ):
-    if hasattr(socket, option):
-      sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-
-
-def split_address(address: str) -> tuple[str, int]:
-  """'host:port', '[::1]:port' into host and port."""
-  host, colon, port = address.rpartition(':')
-  if not colon or not port.isdigit() or not host:
-    raise errors.UsageError(
-      f'The coordinator address {address!r} is not HOST:PORT.'
-    )
-  return host.strip('[]'), int(port)
-
-
-def _free_port() -> int:
-  with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-    sock.bind(('', 0))
-    return sock.getsockname()[1]
-
-
 class Hub:
   """Process 0's end of all connections."""
 
@@ -106,7 +76,7 @@ class Hub:
       SyncError: Some did not in time; they are named. Those that did are told
         the same.
     """
-    host, port = split_address(address)
+    host, port = _sockets.split_address(address)
     self._count = num_processes
     self._silence_s = silence_s
     self._beat_s = _beat_s(silence_s, num_processes)
@@ -116,7 +86,7 @@ class Hub:
     self._left = threading.Event()
     self._is_watched = False
     try:
-      self._listener = _listen(port)
+      self._listener = _sockets.listen(port)
     except OSError as error:
       raise errors.SyncError(
         f'Process 0 cannot listen on port {port} of {address}: {error}. '
@@ -128,9 +98,9 @@ class Hub:
     except BaseException:
       self._close()
       raise
-    service_port = _free_port()
+    service_port = _sockets.free_port()
     # The name by which the others reach process 0, with another port.
-    self.service_address = f'{_bracketed(host)}:{service_port}'
+    self.service_address = f'{_sockets.bracketed(host)}:{service_port}'
     self._send_all(json.dumps({'service_port': service_port}).encode() + b'\n')
 
   def watch(self, on_lost: OnLost, *, where: Callable[[], str]) -> None:
@@ -195,7 +165,7 @@ class Hub:
   def _accept(self) -> None:
     sock, _ = self._listener.accept()
     sock.setblocking(False)
-    _keep_alive(sock)
+    _sockets.keep_alive(sock)
     self._selector.register(sock, selectors.EVENT_READ, _Peer(sock))
 
   def _hear_hello(self, peer: _Peer) -> None:
@@ -298,13 +268,15 @@ class Spoke:
     Raises:
       SyncError: Process 0 did not answer in time, or says who is missing.
     """
-    host, port = split_address(address)
+    host, port = _sockets.split_address(address)
     self._silence_s = silence_s
     self._beat_s = _beat_s(silence_s, num_processes)
     self._ending = threading.Event()
     self._is_watched = False
     deadline_s = time.monotonic() + timeout_s
-    self._peer = _Peer(_dial(host, port, deadline_s, timeout_s), index=0)
+    self._peer = _Peer(
+      _sockets.dial(host, port, deadline_s, timeout_s), index=0
+    )
     hello = {'process_id': process_id, 'num_processes': num_processes}
     try:
       self._peer.sock.sendall(json.dumps(hello).encode() + b'\n')
@@ -314,7 +286,9 @@ class Spoke:
     except BaseException:
       self._peer.sock.close()
       raise
-    self.service_address = f'{_bracketed(host)}:{answer["service_port"]}'
+    self.service_address = (
+      f'{_sockets.bracketed(host)}:{answer["service_port"]}'
+    )
 
   def watch(self, on_lost: OnLost, *, where: Callable[[], str]) -> None:
     """Calls `on_lost` if process 0 is lost from now on; see Hub.watch."""
@@ -430,35 +404,3 @@ def _silent(silence_s: float) -> str:
     f'has been silent for {silence_s:.0f} s: stopped, stuck, or its host is '
     'lost'
   )
-
-
-def _bracketed(host: str) -> str:
-  return f'[{host}]' if ':' in host else host
-
-
-def _listen(port: int) -> socket.socket:
-  if socket.has_dualstack_ipv6():
-    return socket.create_server(
-      ('', port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=4096
-    )
-  return socket.create_server(('', port), backlog=4096)
-
-
-def _dial(
-  host: str, port: int, deadline_s: float, timeout_s: float
-) -> socket.socket:
-  """Connects, again and again until process 0 is up."""
-  while True:
-    try:
-      sock = socket.create_connection((host, port), timeout=5.0)
-    except OSError as error:
-      if time.monotonic() > deadline_s:
-        raise errors.SyncError(
-          f'Process 0 at {host}:{port} could not be reached within '
-          f'{timeout_s:.0f} s: {error}. Is it started, and is '
-          '--coordinator_address the same everywhere?'
-        ) from error
-      time.sleep(_RETRY_S)
-      continue
-    _keep_alive(sock)
-    return sock

@@ -1,4 +1,4 @@
-"""Real launchers: Open MPI and a Slurm of one node, where they are installed."""
+"""Real launchers: Open MPI 5, and Open MPI 4 and Slurm where installed."""
 
 import os
 import pathlib
@@ -32,13 +32,21 @@ def needs(*programs):
   )
 
 
-@needs('mpirun')
-def test_mpirun_starts_processes_that_find_each_other():
-  command = ['mpirun', '--oversubscribe', '-n', '2']
+only_on_linux = pytest.mark.skipif(
+  sys.platform != 'linux', reason='its wheel is for Linux'
+)
+# Open MPI 5 comes with the test environment, as a wheel.
+OPEN_MPI_5 = pathlib.Path(sys.executable).parent
+
+
+def ended_under(launcher, job, *arguments, env=None):
+  """Two processes of a job, started by a launcher of Open MPI."""
+  command = [str(launcher), '-n', '2', '--map-by', ':OVERSUBSCRIBE']
   if os.geteuid() == 0:
-    command.insert(1, '--allow-run-as-root')
+    command.append('--allow-run-as-root')
+  changes = [f'{name}={value}' for name, value in (env or {}).items()]
   ended = subprocess.run(
-    [*command, *WORKER, f'{JOBS}:meets'],
+    [*command, 'env', *changes, *WORKER, f'{JOBS}:{job}', *arguments],
     cwd=harness.ROOT,
     env={**os.environ, **ENVIRONMENT},
     capture_output=True,
@@ -46,9 +54,71 @@ def test_mpirun_starts_processes_that_find_each_other():
     timeout=120,
     check=False,
   )
-  assert ended.returncode == 0, ended.stdout + ended.stderr
-  assert ended.stdout.count('all met') == 2
-  assert 'of 2 (Open MPI)' in ended.stderr
+  return ended.returncode, ended.stdout + ended.stderr
+
+
+def assert_met(ended, origin):
+  status, output = ended
+  assert status == 0, output
+  assert output.count('all met') == 2
+  assert f'of 2 ({origin})' in output
+
+
+@needs('mpirun')
+def test_mpirun_starts_processes_that_find_each_other():
+  assert_met(ended_under(shutil.which('mpirun'), 'meets'), 'Open MPI')
+
+
+@only_on_linux
+def test_mpirun_of_open_mpi_5_starts_processes_that_find_each_other():
+  assert_met(ended_under(OPEN_MPI_5 / 'mpirun', 'meets'), 'Open MPI')
+
+
+@only_on_linux
+def test_ranks_that_may_be_on_several_hosts_ask_mpi_for_the_first():
+  # As a rank sees it whose host has no other.
+  env = {'OMPI_COMM_WORLD_LOCAL_SIZE': '1'}
+  assert_met(ended_under(OPEN_MPI_5 / 'mpirun', 'meets', env=env), 'MPI')
+
+
+@only_on_linux
+def test_ranks_of_prterun_ask_mpi_for_everything():
+  assert_met(ended_under(OPEN_MPI_5 / 'prterun', 'meets'), 'MPI')
+
+
+@only_on_linux
+def test_a_failed_rank_is_named_though_mpi_was_started():
+  status, output = ended_under(
+    OPEN_MPI_5 / 'prterun', 'error_on', '1', 'wait in a barrier'
+  )
+  assert status != 0
+  assert 'ValueError: boom' in output
+
+
+@only_on_linux
+def test_ranks_that_do_not_all_start_mpi_are_told_of_in_time():
+  script = (
+    'import sys, os, time\n'
+    'from paxlike import sync\n'
+    'if os.environ["PMIX_RANK"] == "1": time.sleep(20); os._exit(0)\n'
+    'with sync.bootstrap(timeout_s=3.0): pass\n'
+  )
+  command = [str(OPEN_MPI_5 / 'prterun'), '-n', '2']
+  command += ['--map-by', ':OVERSUBSCRIBE']
+  if os.geteuid() == 0:
+    command.append('--allow-run-as-root')
+  began_s = time.monotonic()
+  ended = subprocess.run(
+    [*command, sys.executable, '-c', script],
+    cwd=harness.ROOT,
+    capture_output=True,
+    text=True,
+    timeout=60,
+    check=False,
+  )
+  assert ended.returncode != 0
+  assert 'MPI did not bring the processes of this job together' in ended.stderr
+  assert time.monotonic() - began_s < 18.0
 
 
 class Slurm:

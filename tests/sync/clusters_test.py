@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from paxlike.core import errors
-from paxlike.sync import _clusters
+from paxlike.sync import _clusters, _mpi
 
 
 def _find(env, **flags):
@@ -30,8 +30,9 @@ def test_three_flags_are_enough():
   )
 
 
-def test_one_process_is_alone():
+def test_one_process_is_alone_whatever_the_launcher_tells():
   assert _find({}, num_processes=1) is None
+  assert _find({**POD, 'JAX_NUM_PROCESSES': '4'}, num_processes=1) is None
 
 
 def test_a_flag_without_the_others_says_which_are_missing():
@@ -122,7 +123,7 @@ MPI = {
     ('PMIX_NAMESPACE', 'prterun-a-b-4711@1', 'a-b'),
   ],
 )
-def test_open_mpi_of_both_releases_is_found(name, value, host):
+def test_open_mpi_of_both_releases_is_found(no_mpi4py, name, value, host):
   found = _find({**MPI, name: value})
   assert found.address.startswith(f'{host}:')
   assert (found.num_processes, found.process_id) == (4, 2)
@@ -133,9 +134,57 @@ def test_open_mpi_on_one_host_needs_no_name_of_it():
   assert found.address.startswith('127.0.0.1:')
 
 
-def test_open_mpi_of_an_unknown_kind_asks_for_the_address():
-  with pytest.raises(errors.UsageError, match='--coordinator_address'):
-    _find({**MPI, 'PMIX_NAMESPACE': 'something else'})
+@pytest.mark.parametrize('env', [MPI, {'PMIX_RANK': '1'}])
+def test_an_mpirun_that_tells_too_little_names_what_to_install(no_mpi4py, env):
+  with pytest.raises(errors.UsageError, match='pip install mpi4py') as caught:
+    _find({**env, 'PMIX_NAMESPACE': 'something else'})
+  assert '--coordinator_address' in str(caught.value)
+  assert '\n' not in str(caught.value)
+
+
+def test_a_given_address_is_all_that_open_mpi_lacks(no_mpi4py):
+  found = _find(MPI, coordinator_address='h:1')
+  assert (found.address, found.origin) == ('h:1', 'Open MPI')
+
+
+@pytest.mark.parametrize('env', [MPI, {'PMIX_RANK': '2'}])
+def test_mpi_is_asked_where_the_environment_does_not_suffice(mpi4py, env):
+  mpi4py(num_processes=4)
+  found = _find(env)
+  assert (found.address, found.origin) == ('first:7', 'MPI')
+  assert (found.num_processes, found.process_id) == (4, 2)
+  assert found.local_device_ids == (0,)
+
+
+def test_an_mpi4py_of_another_mpi_is_not_listened_to(mpi4py):
+  mpi4py(num_processes=1)
+  found = _find({**MPI, 'PMIX_NAMESPACE': 'prterun-node7-4711@1'})
+  assert (found.origin, found.num_processes) == ('Open MPI', 4)
+  with pytest.raises(errors.UsageError, match='of another MPI'):
+    _find({'PMIX_RANK': '2'})
+
+
+@pytest.fixture
+def no_mpi4py(monkeypatch):
+  monkeypatch.setattr(_mpi, 'is_installed', lambda: False)
+
+
+@pytest.fixture
+def mpi4py(monkeypatch):
+  """Plays MPI: process 2 of some, two a host."""
+
+  def play(*, num_processes):
+    job = _mpi.Job(
+      address='first:7',
+      num_processes=num_processes,
+      process_id=min(2, num_processes - 1),
+      num_local=2,
+      local_id=0,
+    )
+    monkeypatch.setattr(_mpi, 'is_installed', lambda: True)
+    monkeypatch.setattr(_mpi, 'ask', lambda **unused: job)
+
+  return play
 
 
 POD = {

@@ -7,7 +7,7 @@ from concurrent import futures
 import pytest
 
 from paxlike.core import errors
-from paxlike.sync import _lifeline
+from paxlike.sync import _lifeline, _sockets
 
 
 def _address():
@@ -115,7 +115,7 @@ def test_other_counts_are_refused():
 
 def test_a_stranger_on_the_port_does_not_disturb():
   address = _address()
-  host, port = _lifeline.split_address(address)
+  host, port = _sockets.split_address(address)
   with futures.ThreadPoolExecutor(2) as pool:
     hub = pool.submit(
       _lifeline.join, address, num_processes=2, process_id=0, timeout_s=20.0
@@ -179,16 +179,6 @@ def test_a_silent_process_is_lost_when_its_time_is_over():
   assert losses.first.wait(5.0)
   assert 'silent' in losses.found[0][1]
   _leave(hub, one)
-
-
-@pytest.mark.parametrize('address', ['host', 'host:', ':80', 'host:port'])
-def test_an_address_without_host_or_port_is_refused(address):
-  with pytest.raises(errors.UsageError, match='HOST:PORT'):
-    _lifeline.split_address(address)
-
-
-def test_an_ipv6_address_keeps_its_colons():
-  assert _lifeline.split_address('[fe80::1]:99') == ('fe80::1', 99)
 
 
 def test_process_0_that_dies_with_words_unread_has_ended_too():
