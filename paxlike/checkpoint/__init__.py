@@ -12,6 +12,7 @@ from paxlike.core import lazy
 if TYPE_CHECKING:
   from paxlike.checkpoint import pieces as pieces
   from paxlike.checkpoint import tools as tools
+  from paxlike.checkpoint._claims import Generation as Generation
   from paxlike.checkpoint._config import CheckpointConfig as CheckpointConfig
   from paxlike.checkpoint._config import CheckpointType as CheckpointType
   from paxlike.checkpoint._config import KeepPolicy as KeepPolicy
@@ -31,6 +32,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'CheckpointManager': '_manager',
     'CheckpointType': '_config',
     'Following': '_following',
+    'Generation': '_claims',
     'KeepPolicy': '_config',
     'Lease': '_leases',
     'Record': '_history',

@@ -31,6 +31,7 @@ from absl import logging
 from paxlike import sync
 from paxlike.checkpoint import (
   _boxes,
+  _claims,
   _config,
   _following,
   _history,
@@ -57,6 +58,7 @@ class Place:
     clock: Of this process; only that of process 0 is ever looked at.
     config: How to write.
     keep_policy: What to keep.
+    claim: On the directory; held by process 0 as long as it may write.
   """
 
   directory: str
@@ -65,6 +67,7 @@ class Place:
   clock: clocks.Clock
   config: _config.CheckpointConfig
   keep_policy: _config.KeepPolicy
+  claim: _claims.Claim
 
 
 @dataclasses.dataclass(frozen=True)
@@ -233,6 +236,7 @@ class Commit:
     self._timestamp_s = answer['timestamp_s']
 
   def _make_directory(self) -> dict[str, Any]:
+    self._place.claim.check()
     step, now_s = self._job.step, self._place.clock.now_s()
     attempt = os.urandom(16)
     temporary, _ = _sweep.litter(self._fs, self._place.directory)
@@ -328,6 +332,8 @@ class Commit:
       metrics=job.metrics,
     )
     path = fs.join(self._directory, _layout.MANIFEST)
+    # Whoever has taken over meanwhile may have a step of this number by now.
+    self._place.claim.check()
     if not self._fs.atomic_rename:
       self._fs.write_atomic(path, _manifest.pack(manifest))
       self._drop_replaced()

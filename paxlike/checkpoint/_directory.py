@@ -37,9 +37,10 @@ def _step_names(place: _commit.Place) -> set[str]:
 
 
 def take_over(place: _commit.Place) -> bytes:
-  """Makes the directory ours: checks that we can write, clears litter.
+  """Makes the directory ours: claims it, clears litter.
 
   Raises:
+    CheckpointBusyError: Somebody else writes there.
     ConfigError: It is the directory of one step.
     SaveError: Nothing can be written there.
     CheckpointDamagedError: The newest step has lost its MANIFEST.
@@ -48,7 +49,7 @@ def take_over(place: _commit.Place) -> bytes:
   wrong = _layout.explain_bad_directory(file_system, directory)
   if wrong and _layout.parse_step(fs.base_name(directory)) is not None:
     raise errors.ConfigError(wrong)
-  _check_writable(file_system, directory)
+  _claim(place)
   names = _history.committed_names(file_system, directory)
   if not place.config.fallback:
     _history.check_newest(file_system, directory, names)
@@ -79,6 +80,7 @@ def set_aside(
 
   Nothing of them is deleted: what can be saved of them is the user's to judge.
   """
+  place.claim.check()
   names = _history.committed_names(place.file_system, place.directory)
   for step in damaged:
     if step in names and place.file_system.atomic_rename:
@@ -96,18 +98,15 @@ def _set_aside(place: _commit.Place, path: str) -> None:
   logging.warning('%s is damaged; it was set aside as %s.', path, target)
 
 
-def _check_writable(file_system: fs.FileSystem, directory: str) -> None:
+def _claim(place: _commit.Place) -> None:
+  """Makes the directory, and no other writer's; tells whether we can write."""
   try:
-    file_system.make_dirs(directory)
-    # One fixed name: what a crash leaves, the next start takes over.
-    # (crash_fuzz_test.py::test_a_killed_save_leaves_the_old_steps_or_the_new)
-    probe = fs.join(directory, '.probe')
-    file_system.write_new(probe, b'')
-    file_system.remove(probe)
+    place.file_system.make_dirs(place.directory)
+    place.claim.take()
   except OSError as e:
     raise errors.SaveError(
-      f'Checkpoints cannot be written to {directory}: {e}. Nothing has been '
-      'trained; choose another --job_log_dir.'
+      f'Checkpoints cannot be written to {place.directory}: {e}. Nothing has '
+      'been trained; choose another --job_log_dir.'
     ) from e
 
 
@@ -117,6 +116,7 @@ def delete(
   kept: Sequence[_history.Record],
 ) -> bytes:
   """Deletes steps, the newest first, and writes down those that are kept."""
+  place.claim.check()
   names = _history.committed_names(place.file_system, place.directory)
   hidden = _sweep.hide(
     place.file_system,

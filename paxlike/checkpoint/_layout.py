@@ -6,6 +6,7 @@
     checkpoints/todelete_<seconds>.checkpoint_...   one being deleted
     checkpoints/damaged_<seconds>.checkpoint_...    one that was passed over
     checkpoints/follower_<name>                     what a follower waits for
+    checkpoints/writer_<machine>_<process>          who writes there
 
 Only names of exactly these forms are ours; all others are left alone.
 """
@@ -19,6 +20,7 @@ MANIFEST = 'MANIFEST'
 PIN = 'PINNED'
 LEASE_PREFIX = 'lease_'
 FOLLOWER_PREFIX = 'follower_'
+WRITER_PREFIX = 'writer_'
 _STEP = re.compile(r'checkpoint_([0-9]+)', re.ASCII)
 _TEMPORARY = re.compile(r'tmp_[0-9]+\.checkpoint_([0-9]+)', re.ASCII)
 _DELETING = re.compile(

@@ -5,6 +5,7 @@ import functools
 import os
 import re
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from absl import logging
 
 from paxlike import sync
 from paxlike.checkpoint import (
+  _claims,
   _commit,
   _config,
   _directory,
@@ -37,6 +39,10 @@ class CheckpointManager:
   Every process of a job makes one and calls the same methods in the same
   order. A step is all or nothing, for every reader and after any crash.
 
+  It is the only one that writes there, from when it is made until it is closed
+  or dropped; another one is refused with CheckpointBusyError, which tells who
+  holds the directory. A process that has died holds nothing.
+
   With `read_only` (evaluation, decoding) nothing in the directory is changed
   but for a lease on the step being read, and the steps are looked up anew
   each time.
@@ -59,6 +65,7 @@ class CheckpointManager:
     clock: clocks.Clock = clocks.SYSTEM,
     file_system: fs.FileSystem | None = None,
     read_only: bool = False,
+    generation: _claims.Generation | None = None,
   ):
     self._config = config or _config.CheckpointConfig()
     self._kind = _config.CheckpointType(self._config.type)
@@ -75,7 +82,12 @@ class CheckpointManager:
       clock=clock,
       config=self._config,
       keep_policy=keep_policy or _config.KeepPolicy(),
+      claim=_claims.Claim(
+        self._fs, self._directory, generation=generation, clock=clock
+      ),
     )
+    # Who drops a manager and does not close it stands in nobody's way.
+    self._give_back = weakref.finalize(self, self._place.claim.release)
     self._arena = _staging.Arena(max_bytes=self._config.max_host_bytes)
     self._writer = concurrent.futures.ThreadPoolExecutor(
       1, thread_name_prefix='checkpoint-commit'
@@ -126,8 +138,12 @@ class CheckpointManager:
 
   def _open(self) -> list[_history.Record]:
     look = _directory.look if self._read_only else _directory.take_over
-    data = self._from_first('open', lambda: look(self._place))
-    return _history.decode(data, path=self._directory)
+    try:
+      data = self._from_first('open', lambda: look(self._place))
+      return _history.decode(data, path=self._directory)
+    except BaseException:
+      self._give_back()
+      raise
 
   def _since_last_record(self) -> float:
     """When the last save was, on the monotonic clock."""
@@ -425,6 +441,7 @@ class CheckpointManager:
     finally:
       self._writer.shutdown()
       self._remover.shutdown()
+      self._give_back()
 
   # --- restoring
 

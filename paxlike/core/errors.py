@@ -68,6 +68,12 @@ class RestoreMismatchError(CheckpointError):
   exit_status = EXIT_USAGE
 
 
+class CheckpointBusyError(CheckpointError):
+  """Somebody else writes in this directory of checkpoints, and says who."""
+
+  exit_status = EXIT_USAGE
+
+
 class SaveError(CheckpointError):
   """A checkpoint could not be written; the ones before it are untouched."""
 

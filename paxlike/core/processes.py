@@ -1,8 +1,11 @@
 """What only the operating system knows and does of other processes."""
 
 import ctypes
+import functools
+import hashlib
 import os
 import signal
+import socket
 
 _PR_SET_PDEATHSIG = 1
 
@@ -34,10 +37,41 @@ def is_stopped(pid: int) -> bool:
   return _state(pid) == 'T'
 
 
+def started(pid: int) -> str:
+  """When a process of this machine began, in ticks since the machine did.
+
+  Numbers of processes are given anew; together with this they are not. '' where
+  there is no such process, or where that is not told.
+  """
+  return _stat(pid, 19)
+
+
+@functools.cache
+def machine() -> str:
+  """Eight hex digits for all that sees the same processes by their numbers.
+
+  Two machines of one name differ, and so do one before and after it was
+  started anew, and two containers on one machine.
+  """
+  parts = [socket.gethostname()]
+  try:
+    with open('/proc/sys/kernel/random/boot_id', encoding='utf-8') as file:
+      parts.append(file.read())
+    parts.append(os.readlink('/proc/self/ns/pid'))
+  except OSError:  # no Linux: the name has to do
+    pass
+  return hashlib.sha256('\0'.join(parts).encode()).hexdigest()[:8]
+
+
 def _state(pid: int) -> str:
   """Linux' letter for it; '' where that is not told."""
+  return _stat(pid, 0)
+
+
+def _stat(pid: int, field: int) -> str:
+  """What Linux tells of a process, counted from its state on."""
   try:
     with open(f'/proc/{pid}/stat', encoding='utf-8') as file:
-      return file.read().rpartition(')')[2].split()[0]
+      return file.read().rpartition(')')[2].split()[field]
   except OSError:
     return ''

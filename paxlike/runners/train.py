@@ -106,7 +106,8 @@ def train_and_evaluate_spmd_model(
   with contextlib.ExitStack() as stack:
     progress = stack.enter_context(session.status())
     _claims.claim(session, plan.metrics_names)
-    manager = stack.enter_context(_open_checkpoints(session))
+    generation = elastic.generation(worker) if elastic and worker else None
+    manager = stack.enter_context(_open_checkpoints(session, generation))
     begin = _train_start.Begin(
       session=session,
       manager=manager,
@@ -172,7 +173,7 @@ def _training_input(train_input_p: Any) -> inputs.Input:
 
 
 def _open_checkpoints(
-  session: sessions.Session,
+  session: sessions.Session, generation: checkpoint.Generation | None
 ) -> checkpoint.CheckpointManager:
   train = session.task.train
   return checkpoint.CheckpointManager(
@@ -191,4 +192,5 @@ def _open_checkpoints(
       best_mode=train.save_best_mode,
     ),
     world=session.world,
+    generation=generation,
   )

@@ -139,6 +139,17 @@ def test_overwriting_leaves_only_the_new_objects(bucket):
   assert len(fs.for_path(bucket).list_dir(path)) == 3
 
 
+def test_a_second_writer_is_refused_until_the_first_is_closed(bucket):
+  with checkpoint.CheckpointManager(bucket) as first:
+    first.save(1, samples.small(1))
+    with pytest.raises(errors.CheckpointBusyError, match='is being written'):
+      checkpoint.CheckpointManager(bucket)
+    assert first.save(2, samples.small(2))
+  with checkpoint.CheckpointManager(bucket) as second:
+    assert second.steps() == [1, 2]
+    assert second.save(3, samples.small(3))
+
+
 def test_damage_is_found(bucket):
   with checkpoint.CheckpointManager(bucket) as manager:
     manager.save(1, {'w': np.arange(100.0)})

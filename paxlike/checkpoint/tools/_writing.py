@@ -4,6 +4,7 @@ import os
 
 from paxlike import sync
 from paxlike.checkpoint import (
+  _claims,
   _commit,
   _config,
   _history,
@@ -58,6 +59,7 @@ def save(
     clock=clock,
     config=config,
     keep_policy=_config.KeepPolicy(),
+    claim=_claims.Claim(file_system, directory, clock=clock),
   )
   values = tuple(bundle.read(i) for i in range(len(bundle.arrays)))
   state = _state.State(bundle.tree, bundle.arrays, values)
@@ -81,7 +83,11 @@ def save(
     records=tuple(_history.load(file_system, directory, names)),
     overwrite=False,
   )
-  _commit.Commit(place, job).run()
+  place.claim.take()
+  try:
+    _commit.Commit(place, job).run()
+  finally:
+    place.claim.release()
   return fs.join(directory, _layout.step_name(step))
 
 
