@@ -282,7 +282,8 @@ class Membership:
       return False
     self._fault = None
     reason = verdict.in_words(workers)
-    self._tell('fault', what=reason, agents=list(verdict.culprits))
+    agents, step = list(verdict.culprits), self.done_step
+    self._tell('fault', what=reason, agents=agents, step=step)
     if self._is_fatal(workers.values()):
       return False
     for name in verdict.failed:

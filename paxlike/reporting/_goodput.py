@@ -141,7 +141,7 @@ def summarize(events: Sequence[dict[str, Any]]) -> Goodput:
   return Goodput(
     wall_s=wall_s,
     seconds={cause: s for cause, s in seconds.items() if s or cause == _USEFUL},
-    recoveries=_recoveries(events),
+    recoveries=_recoveries(events, lost),
     ending=_ending(events),
   )
 
@@ -167,30 +167,58 @@ def _ending(events: Sequence[dict[str, Any]]) -> str:
 def _lost_steps(
   events: Sequence[dict[str, Any]], words: Sequence[dict[str, Any]]
 ) -> dict[int, int]:
-  """Steps of each generation that a later one did again.
+  """Steps of each generation that a later one did again, as far as known.
 
   Args:
     events: All of them.
     words: The last word of each process that trained.
   """
-  begun = {e.get('generation', 0): e.get('first_step') for e in words}
-  ended = {e.get('generation', 0): e.get('step', 0) for e in words}
+  begun, ended = _begun(events, words), _ended(events, words)
   lost: dict[int, int] = {}
   before = 0
   for event in events:
     if event['event'] == 'formed':
       known = event.get('steps_lost')
-      if known is None:  # it went on from a checkpoint, or began anew
-        # `formed` itself is told in the generation before it.
-        later = min((g for g in begun if g > before), default=before)
-        known = ended.get(before, 0) - (begun.get(later) or 0)
-      lost[before] = max(0, known)
+      # `formed` itself is told in the generation before it.
+      later = min((g for g in begun if g > before), default=None)
+      if known is None and later is not None:  # it went on from a checkpoint
+        known = ended.get(before, 0) - begun[later]
+      if known is not None:
+        lost[before] = max(0, known)
     before = event.get('generation', before)
   return lost
 
 
-def _recoveries(events: Sequence[dict[str, Any]]) -> tuple[Recovery, ...]:
+def _begun(
+  events: Sequence[dict[str, Any]], words: Sequence[dict[str, Any]]
+) -> dict[int, int]:
+  """The steps that each generation began with."""
+  firsts = {
+    event.get('generation', 0): event.get('step', 1) - 1
+    for event in events
+    if event['event'] == 'first step'
+  }
+  return firsts | {
+    e.get('generation', 0): e.get('first_step') or 0 for e in words
+  }
+
+
+def _ended(
+  events: Sequence[dict[str, Any]], words: Sequence[dict[str, Any]]
+) -> dict[int, int]:
+  """The last step of each generation that all hosts had done."""
+  found = {e.get('generation', 0): e.get('step', 0) for e in words}
+  for event in events:
+    if event['event'] == 'fault' and event.get('step', -1) >= 0:
+      found[event.get('generation', 0)] = event['step']
+  return found
+
+
+def _recoveries(
+  events: Sequence[dict[str, Any]], steps_lost: dict[int, int]
+) -> tuple[Recovery, ...]:
   found: list[Recovery] = []
+  before = 0
   why = ''
   lost: list[str] = []
   for event in events:
@@ -207,7 +235,7 @@ def _recoveries(events: Sequence[dict[str, Any]]) -> tuple[Recovery, ...]:
           # Survivors complain first, and of nothing but its silence.
           why='; '.join(lost) or why,
           num_hosts=event.get('n', 0),
-          steps_lost=event.get('steps_lost'),
+          steps_lost=steps_lost.get(before),
           duration_s=None,
         )
       )
@@ -216,4 +244,5 @@ def _recoveries(events: Sequence[dict[str, Any]]) -> tuple[Recovery, ...]:
       found[-1] = dataclasses.replace(
         found[-1], duration_s=event.get('since_detected_s')
       )
+    before = event.get('generation', before)
   return tuple(found)

@@ -73,6 +73,32 @@ def test_steps_done_again_from_a_checkpoint_are_not_useful_either(tmp_path):
   assert found.seconds['steps done again'] == pytest.approx(10.0)
 
 
+def test_a_recovery_from_a_checkpoint_tells_how_many_steps_it_lost(tmp_path):
+  events = [{**event} for event in _ONE_FAULT]
+  for event in events:
+    if 'steps_lost' in event:
+      event['steps_lost'] = None  # no snapshot was whole
+    if event['event'] == 'fault':
+      event['step'] = 42  # more than was told with the last times
+  _write(tmp_path, *events)
+  found = reporting.goodput(str(tmp_path))
+  assert found.recoveries[0].steps_lost == 12
+  assert '12 steps lost' in found.text()
+
+
+def test_steps_lost_are_known_from_the_first_step_on(tmp_path):
+  events = [{**event} for event in _ONE_FAULT[:-1]]
+  for event in events:
+    if 'steps_lost' in event:
+      event['steps_lost'] = None
+  events[-1]['step'] = 31
+  _write(tmp_path, *events)
+  assert reporting.goodput(str(tmp_path)).recoveries[0].steps_lost == 10
+  _write(tmp_path / 'forming', *events[:-1])
+  (forming,) = reporting.goodput(str(tmp_path / 'forming')).recoveries
+  assert forming.steps_lost is None, 'nobody knows yet'
+
+
 def test_a_recovery_tells_why_with_how_many_and_how_long(tmp_path):
   _write(tmp_path, *_ONE_FAULT)
   (recovery,) = reporting.goodput(str(tmp_path)).recoveries
