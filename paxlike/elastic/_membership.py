@@ -193,7 +193,7 @@ class Membership:
       since_s = None if self._fault_s is None else now_s - self._fault_s
       self._tell('first step', step=min(steps), since_detected_s=since_s)
       self._fault_s = None
-    if self._headway.is_ahead:
+    if self._headway.has_gained(self._policy.snapshot_steps):
       self._presence.did_well(plan.members)
 
   def _watch_ends(self, plan: _facts.Plan, now_s: float) -> bool:

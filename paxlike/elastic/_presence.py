@@ -164,8 +164,8 @@ class Presence:
   def blame_worker(self, name: str, *, now_s: float, why: str) -> None:
     """Counts a worker that ended by itself.
 
-    Any may do so once or twice; one that does it again and again, without a
-    new step between, does not do it by chance.
+    Any may do so once or twice; one that does it again and again, with no
+    snapshot in between, does not do it by chance.
     """
     self._in_a_row[name] += 1
     count = self._in_a_row[name]
@@ -174,7 +174,7 @@ class Presence:
       self._records[name] = _Record(count, now_s, delay_s, why)
 
   def did_well(self, names: Iterable[str]) -> None:
-    """Takes note that these got farther together than anybody before."""
+    """Takes note that these have done what is not lost any more."""
     for name in names:
       self._in_a_row.pop(name, None)
 

@@ -222,6 +222,11 @@ class Worker:
       )
 
   @property
+  def job_id(self) -> str:
+    """The job that this worker is of, in all its generations."""
+    return self._setting.job_id
+
+  @property
   def max_hosts(self) -> int:
     """The most hosts that the job may have."""
     return self._setting.max_hosts

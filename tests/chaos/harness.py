@@ -10,6 +10,7 @@ Whatever happens, nothing of the job is left when the block ends.
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
@@ -59,6 +60,7 @@ class Job:
     flags: Sequence[str] = (),
     settings: Sequence[str] = (),
     env: Mapping[str, str] | None = None,
+    snapshot_dir: pathlib.Path = SHARED_MEMORY,
   ):
     """Starts it.
 
@@ -71,11 +73,13 @@ class Job:
       flags: Further flags of `paxlike launch`.
       settings: Further `--set` of the training job.
       env: Environment variables to set besides.
+      snapshot_dir: Where snapshots go.
     """
     self.job_log_dir = pathlib.Path(job_log_dir)
     self.faults: list[Fault] = []
     self._events: list[dict[str, Any]] = []
     self._events_bytes = 0
+    self._snapshot_dir = snapshot_dir
     self._job_id = secrets.token_hex(6)
     self.job_log_dir.mkdir(parents=True, exist_ok=True)
     self.log_path = self.job_log_dir / 'launch.log'
@@ -89,6 +93,7 @@ class Job:
           f'--local={num_hosts}',
           '--elastic',
           f'--snapshot_steps={snapshot_steps}',
+          f'--snapshot_dir={snapshot_dir}',
           *flags,
           '--',
           f'--exp={exp}',
@@ -122,7 +127,7 @@ class Job:
     self._popen.wait()
     psutil.wait_procs(family, timeout=10.0)
     for name in self.shared_memory():
-      subprocess.run(['rm', '-rf', SHARED_MEMORY / name], check=True)
+      subprocess.run(['rm', '-rf', self._snapshot_dir / name], check=True)
 
   @property
   def pid(self) -> int:
@@ -155,7 +160,7 @@ class Job:
     found = {}
     for name in self.shared_memory():
       with contextlib.suppress(FileNotFoundError, ValueError):
-        data = (SHARED_MEMORY / name / 'step').read_bytes()
+        data = (self._snapshot_dir / name / 'step').read_bytes()
         found[name.rpartition('-')[2]] = int.from_bytes(
           data[:8], 'little', signed=True
         )
@@ -177,7 +182,7 @@ class Job:
     prefix = f'paxlike-{self._job_id}-'
     return {
       path.name
-      for path in SHARED_MEMORY.iterdir()
+      for path in self._snapshot_dir.iterdir()
       if path.name.startswith(prefix)
     }
 
@@ -186,7 +191,7 @@ class Job:
     total = 0
     for name in self.shared_memory():
       # Directories are renamed all the time: those that are gone are skipped.
-      for parent, _, files in os.walk(SHARED_MEMORY / name):
+      for parent, _, files in os.walk(self._snapshot_dir / name):
         for file in files:
           with contextlib.suppress(FileNotFoundError):
             total += os.lstat(os.path.join(parent, file)).st_blocks * 512
@@ -312,8 +317,8 @@ class Job:
     # At once: the host that takes its place must not find it.
     for memory in self.shared_memory():
       if memory.endswith(f'-{name}'):
-        gone = SHARED_MEMORY / f'gone-{memory}'
-        (SHARED_MEMORY / memory).rename(gone)
+        gone = self._snapshot_dir / f'gone-{memory}'
+        (self._snapshot_dir / memory).rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
     return fault
 
@@ -383,3 +388,22 @@ def wait_for(condition: Callable[[], Any], *, timeout_s: float) -> None:
   while not condition():
     assert time.monotonic() < deadline_s, f'not within {timeout_s} s'
     time.sleep(0.05)
+
+
+def final_arrays(job_log_dir: pathlib.Path) -> str:
+  """A digest of the arrays of the last checkpoint."""
+  last = max(job_log_dir.glob('checkpoints/checkpoint_*[0-9]'))
+  total = hashlib.sha256()
+  for path in sorted(last.glob('*.data')):
+    # Behind the page that says which attempt to save wrote it.
+    total.update(path.name.encode() + path.read_bytes()[4096:])
+  return total.hexdigest()
+
+
+def losses(job_log_dir: pathlib.Path) -> list[dict[str, float]]:
+  """Step, loss and batch of every step, as they were written down."""
+  lines = (job_log_dir / 'metrics' / 'train.jsonl').read_text().splitlines()
+  rows = [json.loads(line) for line in lines]
+  return [
+    {name: row[name] for name in ('step', 'loss', 'batch_ids')} for row in rows
+  ]

@@ -130,15 +130,31 @@ def test_what_others_do_without_it_does_not_clear_a_host():
   assert [e['failures'] for e in hosts.told('host kept out')] == [3, 4]
 
 
-def test_new_steps_with_it_clear_a_host():
-  hosts = fakes.Hosts('a', 'b', 'c')
+def _work(hosts: fakes.Hosts, step: int) -> None:
+  for name in hosts.membership.order.plan.members:
+    hosts.work(name, step=step)
+  hosts.run(0.1)
+
+
+def test_a_snapshot_taken_with_it_clears_a_host():
+  hosts = fakes.Hosts('a', 'b', 'c', snapshot_steps=10)
   hosts.start()
-  for step in range(21, 31):
-    for name in ('a', 'b', 'c'):
-      hosts.work(name, step=step)
-    hosts.run(0.1)
+  for step in range(20, 60, 10):
+    _work(hosts, step + 5)
+    _work(hosts, step + 10)
     _fail(hosts, 'b')
   assert hosts.told('host kept out') == []
+
+
+def test_a_few_steps_more_each_time_are_the_same_place():
+  hosts = fakes.Hosts('a', 'b', 'c', snapshot_steps=10)
+  for rank, name in enumerate(('a', 'b', 'c')):
+    hosts.change(name, pieces=fakes.pieces(rank, 20))
+  hosts.start()
+  for step in (22, 23, 24):
+    _work(hosts, step)
+    _fail(hosts, 'b')
+  assert hosts.told('host kept out')[0]['agent'] == 'b'
 
 
 def test_a_survivor_is_never_kept_out():
