@@ -100,8 +100,7 @@ class Doubt:
     meeting = self._meeting
     lines = [
       f'Process {where.process_index} never called {meeting.call!r}: it {why}. '
-      'Every process must make this call; is it under a condition such as '
-      '`if jax.process_index() == 0`?',
+      f'Every process must make this call; {_report.CONDITION}',
       f'  {where}',
       textwrap.indent(where.stack, '    '),
     ]

@@ -24,6 +24,7 @@ OnLost = Callable[[int, str], None]
 
 DEFAULT_SILENCE_S = 60.0
 _BEATS_PER_SILENCE = 6
+_MOST_OFTEN_S = 0.25
 _MOST_BEATS_PER_S = 400  # that process 0 has to read
 _BEAT = b'beat '
 _BYE = b'bye\n'
@@ -390,8 +391,8 @@ def join(
 
 
 def _beat_s(silence_s: float, num_processes: int) -> float:
-  """Seconds from one word to the next: a second, while they are not many."""
-  often_s = max(1.0, num_processes / _MOST_BEATS_PER_S)
+  """Seconds from one word to the next: few, while they are not many."""
+  often_s = max(_MOST_OFTEN_S, num_processes / _MOST_BEATS_PER_S)
   return min(often_s, silence_s / _BEATS_PER_SILENCE)
 
 

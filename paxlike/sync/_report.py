@@ -25,6 +25,8 @@ _LOOK_EVERY_S = 0.1
 _PUBLISHING_S = 1.0
 _MOST_ASKED = 8
 
+CONDITION = 'is it under a condition such as `if jax.process_index() == 0:`?'
+
 
 class Reporter:
   """Publishes where this process is, and asks where others are."""
@@ -189,7 +191,8 @@ class Reporter:
       'Processes wait for each other in different barriers.\n'
       f'  {other!r}: processes {indices(there)}\n'
       f'  {meeting.name!r}: processes {indices(ours)}\n'
-      'Their main threads must enter the same barriers in the same order.'
+      'Every process must make the same calls in the same order. One of these '
+      f'is made by some alone; {CONDITION}'
     )
     shown = sorted(there)[:1] + sorted(ours)[:1]
     return self._text(first, shown, known, answers)

@@ -6,16 +6,20 @@ a collective for as long as it takes.
 
 import collections
 import threading
+from collections.abc import Callable, Iterable
 
 from absl import logging
 
 from paxlike.core import clock as clock_lib
 from paxlike.core import errors, fs
 from paxlike.sync import _ending, _report, _store_world, _world
+from paxlike.sync import _store as store_lib
 from paxlike.sync import _where as where_lib
 
 _LONGEST_LOOK_S = 10.0
 _LAST_WORDS_S = 5.0
+# More than all others are given to answer.
+_STORE_WAIT_S = 8.0
 
 
 class Watchdog:
@@ -57,6 +61,7 @@ class Watchdog:
     self._clock = clock
     self._over = threading.Event()
     self._reported = ''
+    self._culprit: int | None = None
     self._thread = threading.Thread(
       target=self._run, name='paxlike-watchdog', daemon=True
     )
@@ -78,7 +83,13 @@ class Watchdog:
     if mark.stretch == self._reported:
       return ''
     self._reported = mark.stretch
-    summary = dump_stacks(self._world, self._directory, stall=mark.stretch)
+    try:
+      summary = dump_stacks(self._world, self._directory, stall=mark.stretch)
+    except store_lib.StoreTimeoutError:
+      self._culprit = 0
+      summary = _dump_alone(self._world, self._directory)
+    except store_lib.StoreLostError:
+      return ''  # Process 0 is gone, and that is being told.
     if not summary:
       return ''
     where = f'after step {mark.step}' if mark.due == 'step' else f'at {mark}'
@@ -100,6 +111,12 @@ class Watchdog:
   def _end(self, report: str) -> None:
     root = getattr(self._world, 'root', None)
     if isinstance(root, _store_world.StoreWorld):
+      if self._culprit is not None:  # who cannot pass the news on either
+        what = f'does not answer. {report}'
+        root.note_failure(
+          _store_world.Failure(process_index=self._culprit, what=what)
+        )
+        return
       root.post_failure(
         _store_world.Failure(
           process_index=root.process_index, what=f'ends the job: {report}'
@@ -123,6 +140,9 @@ def dump_stacks(world: _world.World, directory: str, *, stall: str) -> str:
 
   Returns:
     A summary for people, '' if another process makes it.
+
+  Raises:
+    StoreTimeoutError: Process 0, through which all answer, does not.
   """
   root = getattr(world, 'root', None)
   if not isinstance(root, _store_world.StoreWorld):
@@ -135,17 +155,57 @@ def dump_stacks(world: _world.World, directory: str, *, stall: str) -> str:
     )
     where_lib.write(directory, here)
     return f'{here}\n{here.stack}'
+  return _within(_STORE_WAIT_S, lambda: _dump_all(root, directory, stall))
+
+
+def _dump_all(root: _store_world.StoreWorld, directory: str, stall: str) -> str:
   if not root.is_first(f'stall/{stall}'):
     return ''
   answers = root.dump_all(directory)
-  summary = differing(answers, root.process_count)
+  return _write_summary(directory, answers, range(root.process_count))
+
+
+def _dump_alone(world: _world.World, directory: str) -> str:
+  """What this process knows, whose question has not come through."""
+  root = getattr(world, 'root', None)
+  assert isinstance(root, _store_world.StoreWorld)
+  here = root.reporter.here(with_stack=True)
+  where_lib.write(directory, here)
+  index = root.process_index
+  return _write_summary(directory, {index: here}, (0, index))
+
+
+def _write_summary(
+  directory: str, answers: dict[int, where_lib.Where], asked: Iterable[int]
+) -> str:
+  summary = differing(answers, asked)
   fs.for_path(directory).write_atomic(
     fs.join(directory, 'summary.txt'), f'{summary}\n'.encode()
   )
   return summary
 
 
-def differing(answers: dict[int, where_lib.Where], process_count: int) -> str:
+def _within(timeout_s: float, work: Callable[[], str]) -> str:
+  """What `work` returns, in a thread that is left alone if it is late."""
+  done: list[str | errors.SyncError] = []
+
+  def run() -> None:
+    try:
+      done.append(work())
+    except errors.SyncError as error:
+      done.append(error)
+
+  thread = threading.Thread(target=run, name='paxlike-dump', daemon=True)
+  thread.start()
+  thread.join(timeout_s)
+  if not done:
+    raise store_lib.StoreTimeoutError(f'No answer within {timeout_s:.0f} s.')
+  if isinstance(done[0], errors.SyncError):
+    raise done[0]
+  return done[0]
+
+
+def differing(answers: dict[int, where_lib.Where], asked: Iterable[int]) -> str:
   """Which processes are at the same place, the largest group first.
 
   The smallest groups, last, hold the culprit: for the others wait for it.
@@ -158,7 +218,7 @@ def differing(answers: dict[int, where_lib.Where], process_count: int) -> str:
     f'{_report.indices(members)}'
     for at, members in sorted(groups.items(), key=lambda item: -len(item[1]))
   ]
-  silent = set(range(process_count)) - set(answers)
+  silent = set(asked) - set(answers)
   if silent:
     lines.append(
       '  do not answer (stopped, or without a Python that runs): '

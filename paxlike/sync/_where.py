@@ -16,6 +16,7 @@ from paxlike.sync import _signs
 # Frames that say nothing about where the user's program is.
 _HIDDEN = (f'{pathlib.Path(__file__).parent}{os.sep}', '<frozen runpy>')
 _OWN_THREADS = (
+  'paxlike-dump',
   'paxlike-lifeline',
   'paxlike-mail',
   'paxlike-reaper',

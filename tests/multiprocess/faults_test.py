@@ -86,6 +86,7 @@ def test_barriers_of_different_names_fail_at_once():
     assert "'of process 0': processes 0" in process.output
     assert "'of process 1': processes 1" in process.output
     assert 'in different_barriers' in process.output  # the stacks
+    assert '`if jax.process_index() == 0:`?' in process.output
 
 
 def test_a_barrier_that_one_process_calls_says_where_the_other_is():
@@ -128,6 +129,7 @@ def test_a_save_that_one_process_leaves_out_for_the_end_names_both(tmp_path):
   for process in ended:
     assert re.search(r"'checkpoint/save/2/.*': processes 0", process.output)
     assert "'end of the job': processes 1" in process.output
+    assert '`if jax.process_index() == 0:`?' in process.output
 
 
 def test_a_later_save_on_one_process_is_found_out_by_the_steps(tmp_path):

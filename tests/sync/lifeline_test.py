@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from concurrent import futures
 
 import pytest
@@ -199,3 +200,17 @@ def test_process_0_that_dies_with_words_unread_has_ended_too():
     assert losses.first.wait(10)
   assert [index for index, _ in losses.found] == [0]
   assert losses.found[0][1].startswith(_lifeline.ENDED)
+
+
+def test_where_a_process_is_is_known_within_half_a_second():
+  hub, spoke = (job.result(20) for job in _join_all(2))
+  at = ['phase compile']
+  _watch(hub)
+  spoke.watch(_Losses(), where=lambda: at[0])
+  for place, within_s in (('phase compile', 5.0), ('step 1', 0.5)):
+    at[0] = place
+    deadline_s = time.monotonic() + within_s
+    while hub.last_heard(1) != place:
+      assert time.monotonic() < deadline_s
+      threading.Event().wait(0.01)
+  _leave(hub, spoke)

@@ -105,6 +105,6 @@ def test_the_silent_are_named():
   at = _where.Where(
     process_index=0, host='h', pid=1, at='step 3, phase train', meetings=()
   )
-  text = _watchdog.differing({0: at}, 3)
+  text = _watchdog.differing({0: at}, range(3))
   assert 'do not answer' in text
   assert text.endswith('1-2')
