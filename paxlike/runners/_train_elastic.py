@@ -34,8 +34,7 @@ def join(task: tasks.Task, source: inputs.Input, mesh_p: Any) -> Worker:
 
 def generation(worker: Worker) -> checkpoint.Generation:
   """Which life of its job this is: it takes over from the one before."""
-  job_id = elastic.worker.setting().job_id
-  return checkpoint.Generation(job=job_id, number=worker.plan.generation)
+  return checkpoint.Generation(job=worker.job_id, number=worker.plan.generation)
 
 
 def rebuild(
