@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from paxlike.models import _decoder, _prompt, _transformer
+from paxlike.models import _decoder, _prompt
 
 
 class _Beams(NamedTuple):
@@ -50,7 +50,7 @@ class BeamConfig:
 
 
 def search(
-  model: _transformer.TransformerLm,
+  decoder: _decoder.Decoder,
   prompt: _prompt.Prompt,
   config: BeamConfig,
   *,
@@ -63,7 +63,7 @@ def search(
   """The best continuations of each prompt, best first.
 
   Args:
-    model: A language model.
+    decoder: Of a language model.
     prompt: The prompts, and how far to continue them.
     config: How to search.
     num_results: How many to return, at most the number of beams.
@@ -73,7 +73,6 @@ def search(
     than asked for, the length is 0 and the log-probability -inf; of a row of
     padding they are 0 and 0.0.
   """
-  decoder = model.decoder()
   features, cache = prompt.prefill(decoder)
   rows = jnp.repeat(jnp.arange(features.shape[0]), config.num_beams)
   logits = decoder.logits(features)[rows]

@@ -7,6 +7,7 @@ cache keeps its structure, shapes and dtypes, so it can be carried by
 """
 
 import dataclasses
+import functools
 from typing import NamedTuple, TypeVar
 
 import jax
@@ -52,12 +53,18 @@ class KvCache(NamedTuple):
     return self._replace(positions=positions)
 
 
+@functools.partial(
+  jax.tree_util.register_dataclass,
+  data_fields=['embedding', 'blocks', 'final_norm', 'classifier'],
+  meta_fields=['config', 'window', 'rope_base'],
+)
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoder:
   """The layers of a `TransformerLm`, one by one; made by its `decoder`.
 
   Slicing a stack of layers inside a loop over tokens would copy every weight
-  for every token.
+  for every token. A pytree, so that a function under jit can make it once for
+  the calls of another one.
   """
 
   config: _block.BlockConfig
@@ -66,7 +73,7 @@ class Decoder:
   embedding: _linear.Embedding
   blocks: tuple[_block.Block, ...]
   final_norm: _norms.Norm
-  scorer: _linear.Embedding
+  classifier: _linear.Embedding | None
 
   def prefill(
     self,
@@ -165,7 +172,8 @@ class Decoder:
     self, features: Float[Array, '... embed']
   ) -> Float[Array, '... vocab']:
     """Float32 scores of every token id."""
-    return self.scorer.logits(features)
+    scorer = self.embedding if self.classifier is None else self.classifier
+    return scorer.logits(features)
 
   def _rotation(
     self, positions: Int[Array, 'batch time']

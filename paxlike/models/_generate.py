@@ -16,6 +16,9 @@ from jaxtyping import Array, Bool, Float, Int
 from paxlike.core import errors
 from paxlike.models import _beam, _decoder, _prompt, _sampling, _transformer
 
+# A decoder is a model that was made ready, once for many batches.
+_Model = _transformer.TransformerLm | _decoder.Decoder
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GenerateConfig:
@@ -111,7 +114,7 @@ class _Progress(NamedTuple):
 
 
 def generate(
-  model: _transformer.TransformerLm,
+  model: _Model,
   prompt_ids: Int[Array, 'batch prompt'],
   prompt_lengths: Int[Array, ' batch'],
   *,
@@ -122,11 +125,13 @@ def generate(
 ) -> Generated:
   """Continues each prompt.
 
-  Call it through `Functional.apply(mdl_vars, models.generate, ...)` inside one
-  `jax.jit`; it compiles once for each shape of `prompt_ids`.
+  Call it inside one `jax.jit`, through `Functional.apply(mdl_vars,
+  models.generate, ...)` or with the model's `decoder()`; it compiles once for
+  each shape of `prompt_ids`.
 
   Args:
-    model: A language model.
+    model: A language model, or its decoder, which spares each call the copying
+      of every parameter.
     prompt_ids: Padded on the side that `config.padding` says.
     prompt_lengths: Number of real tokens of each prompt; a row of length 0 is
       padding and is continued by nothing.
@@ -149,6 +154,7 @@ def generate(
     max_new_tokens=config.max_new_tokens,
     limits=max_new_tokens,
   )
+  decoder = model if isinstance(model, _decoder.Decoder) else model.decoder()
   if config.beam_size is not None:
     beams = _beam.BeamConfig(
       num_beams=config.beam_size,
@@ -157,7 +163,7 @@ def generate(
       pad_id=config.pad_id,
     )
     return Generated(
-      *_beam.search(model, prompt, beams, num_results=config.num_samples)
+      *_beam.search(decoder, prompt, beams, num_results=config.num_samples)
     )
   if not config.sampling.is_greedy and key is None:
     raise errors.ConfigError(
@@ -166,18 +172,17 @@ def generate(
   batch_size = prompt_ids.shape[0]
   if example_ids is None:
     example_ids = jnp.arange(batch_size, dtype=jnp.int32)
-  return _sample(model, prompt, config, key, example_ids)
+  return _sample(decoder, prompt, config, key, example_ids)
 
 
 def _sample(
-  model: _transformer.TransformerLm,
+  decoder: _decoder.Decoder,
   prompt: _prompt.Prompt,
   config: GenerateConfig,
   key: jax.Array | None,
   example_ids: Int[Array, ' batch'],
 ) -> Generated:
   """Every sample of every prompt as a row of its own."""
-  decoder = model.decoder()
   features, cache = prompt.prefill(decoder)
   batch_size = features.shape[0]
   rows = jnp.repeat(jnp.arange(batch_size), config.num_samples)

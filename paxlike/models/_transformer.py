@@ -223,6 +223,7 @@ class TransformerLm(_layer.Layer):
     """These parameters in the form that decodes fast, with a cache.
 
     Call it once and outside of the loop over tokens: it copies every parameter.
+    A job that decodes many batches makes it in a program of its own, for all.
     """
     graphdef, stacked = nnx.split(self.layers)
     dtype = jnp.dtype(self.config.compute_dtype)
@@ -238,7 +239,11 @@ class TransformerLm(_layer.Layer):
         for i in range(self.num_layers)
       ),
       final_norm=self.final_norm,
-      scorer=_decoder.cast_kernels(self._scorer(), dtype),
+      classifier=(
+        None
+        if self.classifier is None
+        else _decoder.cast_kernels(self.classifier, dtype)
+      ),
     )
 
   def _scorer(self) -> _linear.Embedding:

@@ -23,13 +23,14 @@ class DecodeProgram:
       key = jax.random.key(seed, impl='threefry2x32')
       return steps.decode_step(task, mdl_vars, batch, key)
 
+    self._prepare = _executable.Executable(task.prepare_decode)
     self._step = _executable.Executable(
       decode_step, out_shardings=partitioner.replicated
     )
 
   def run(
     self,
-    mdl_vars: ptyping.PyTree,
+    mdl_vars: dict[str, ptyping.PyTree],
     source: inputs.Input,
     positions: Sequence[int],
     *,
@@ -49,7 +50,8 @@ class DecodeProgram:
       For each batch its position and this process's rows of the outputs, on
       the host, padding rows left out, in the order of the input.
     """
-    for position, outputs in self._launched(mdl_vars, source, positions):
+    ready = {**mdl_vars, **self._prepare(mdl_vars)}
+    for position, outputs in self._launched(ready, source, positions):
       rows = jax.device_get(outputs)
       real = np.flatnonzero(rows['example_weights'] != 0)
       mine = np.array_split(real, process_count)[process_index]

@@ -43,7 +43,7 @@ class Executable:
       return self._jitted(*args[:-1], jax.device_put(args[-1]))
     batch = args[-1]
     key = (
-      tuple((name, value.shape) for name, value in batch.items())
+      tuple((n, getattr(v, 'shape', None)) for n, v in batch.items())
       if isinstance(batch, dict)
       else ()
     )

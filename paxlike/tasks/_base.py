@@ -140,6 +140,23 @@ class Task(abc.ABC):
     """
     return ''
 
+  def prepare_decode(
+    self, mdl_vars: ptyping.PyTree
+  ) -> dict[str, ptyping.PyTree]:
+    """What `decode` needs made of the variables; runs under jit.
+
+    Called once for all batches of an input, so that `decode` need not make it
+    for each; `decode` finds it in `mdl_vars`.
+
+    Args:
+      mdl_vars: The variables.
+
+    Returns:
+      Entries that join those of `mdl_vars`; none by default.
+    """
+    del mdl_vars
+    return {}
+
   def decode(
     self,
     mdl_vars: ptyping.PyTree,
@@ -150,7 +167,7 @@ class Task(abc.ABC):
     """The outputs of one batch, every one `[batch, ...]`; runs under jit.
 
     Args:
-      mdl_vars: The variables.
+      mdl_vars: The variables, and what `prepare_decode` made of them.
       batch: Global arrays of a decode input.
       key: For sampling.
     """

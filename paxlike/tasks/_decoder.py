@@ -22,6 +22,8 @@ if TYPE_CHECKING:
   from paxlike import inputs
 
 MODES = ('generate', 'score')
+# Where among the variables `prepare` puts the decoder.
+_READY = 'decoder'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,15 @@ class DecoderParams:
     )
 
 
+def prepare(
+  params: DecoderParams, model: models.Functional, mdl_vars: ptyping.PyTree
+) -> dict[str, models.Decoder]:
+  """What `decode` would else make for each batch anew; runs under jit."""
+  if params.mode == 'score':
+    return {}
+  return {_READY: model.apply(mdl_vars, 'decoder')[0]}
+
+
 def decode(
   params: DecoderParams,
   model: models.Functional,
@@ -100,7 +111,7 @@ def decode(
   Args:
     params: How.
     model: The language model.
-    mdl_vars: Its variables.
+    mdl_vars: Its variables, and if there is any the result of `prepare`.
     batch: `prompt_ids` and `prompt_lengths`; where the text that follows is
       known also `targets` and `weights`, 1 on that text alone.
     key: For sampling.
@@ -131,9 +142,9 @@ def decode(
       'log_probs': scores.log_probs,
       'is_greedy': scores.is_greedy,
     }
-  generated, _ = model.apply(
-    mdl_vars,
-    models.generate,
+  ready = mdl_vars if _READY in mdl_vars else prepare(params, model, mdl_vars)
+  generated = models.generate(
+    ready[_READY],
     *prompts.values(),
     config=params.generate_config(),
     key=key,

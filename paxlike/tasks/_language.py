@@ -141,6 +141,12 @@ class LanguageModelTask(_model_task.ModelTask):
     """How it decodes."""
     return repr(self.decoder)
 
+  def prepare_decode(
+    self, mdl_vars: ptyping.PyTree
+  ) -> dict[str, ptyping.PyTree]:
+    """The model in the form that continues prompts fast, if it is to."""
+    return _decoder.prepare(self.decoder, self.model, mdl_vars)
+
   def decode(
     self,
     mdl_vars: ptyping.PyTree,
@@ -151,7 +157,7 @@ class LanguageModelTask(_model_task.ModelTask):
     """Continues prompts, or scores what follows them in the data.
 
     Args:
-      mdl_vars: The variables.
+      mdl_vars: The variables, with what `prepare_decode` made of them or not.
       batch: `prompt_ids` and `prompt_lengths`; where the text that follows is
         known also `targets` and `weights`, 1 on that text alone.
       key: For sampling.

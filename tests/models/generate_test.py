@@ -277,3 +277,20 @@ def test_prompts_longer_than_the_window_decode_as_the_full_forward(tiny_lm):
   config = models.GenerateConfig(max_new_tokens=2)
   out = lm.generate(prompt[None], np.array([12], np.int32), config)
   assert _continuations(out) == [_teacher_forced(lm, prompt, 2)]
+
+
+@pytest.mark.parametrize('beam_size', [None, 2])
+@pytest.mark.parametrize('tie_embeddings', [True, False])
+def test_a_decoder_made_before_gives_what_the_model_gives(
+  tiny_lm, tie_embeddings, beam_size
+):
+  lm = tiny_lm(tie_embeddings=tie_embeddings, compute_dtype='bfloat16')
+  config = models.GenerateConfig(max_new_tokens=NEW, beam_size=beam_size)
+  prompts = _padded(PROMPTS)
+  want = lm.generate(prompts, LENGTHS, config)
+  decoder = jax.jit(lambda v: lm.functional.apply(v, 'decoder')[0])(lm.mdl_vars)
+  found = jax.jit(
+    lambda decoder, *prompt: models.generate(decoder, *prompt, config=config)
+  )(decoder, prompts, LENGTHS)
+  for ours, theirs in zip(found, want, strict=True):
+    np.testing.assert_array_equal(ours, theirs)

@@ -16,9 +16,18 @@ MDL_VARS = {
 }
 
 
-def make_program(num_devices):
+class Prepares(Predicts):
+  def prepare_decode(self, mdl_vars):
+    return {'doubled': 2 * mdl_vars['params']['kernel']}
+
+  def decode(self, mdl_vars, batch, *, key):
+    assert 'params' in mdl_vars
+    return {'predicted': batch['inputs'] @ mdl_vars['doubled']}
+
+
+def make_program(num_devices, kind=Predicts):
   made = tiny_task.make_task()
-  task = Predicts(learner=made.learner, train=made.train)
+  task = kind(learner=made.learner, train=made.train)
   return programs.DecodeProgram(task, tiny_task.make_partitioner(num_devices))
 
 
@@ -71,4 +80,22 @@ def test_only_the_batches_asked_for_are_decoded():
 def test_one_compilation_for_all_batches(compiles):
   source = tiny_task.make_input(18, is_training=False)
   list(make_program(4).run(MDL_VARS, source, range(5)))
+  assert compiles('decode_step') == 1
+
+
+@pytest.mark.parametrize('num_devices', [1, 4])
+def test_what_was_prepared_is_there_for_every_batch(num_devices, compiles):
+  program = make_program(num_devices, Prepares)
+  source = tiny_task.make_input(7, is_training=False)
+  want = tiny_task.make_batch(7)['inputs'] @ MDL_VARS['params']['kernel']
+  for scale in (1.0, 3.0):
+    kernel = np.float32(scale) * MDL_VARS['params']['kernel']
+    mdl_vars = {**MDL_VARS, 'params': {'kernel': kernel}}
+    found = [
+      row
+      for _, rows in program.run(mdl_vars, source, range(source.num_batches))
+      for row in rows['predicted']
+    ]
+    np.testing.assert_allclose(found, 2.0 * scale * want, rtol=1e-5)
+  assert compiles('prepare_decode') == 1
   assert compiles('decode_step') == 1
