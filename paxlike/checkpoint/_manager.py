@@ -2,12 +2,13 @@
 
 import concurrent.futures
 import functools
+import operator
 import os
 import re
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, SupportsFloat, SupportsIndex
 
 from absl import logging
 
@@ -229,11 +230,11 @@ class CheckpointManager:
 
   def save(
     self,
-    step: int,
+    step: SupportsIndex,
     state: Any,
     *,
     items: Mapping[str, Any] | None = None,
-    metrics: Mapping[str, float] | None = None,
+    metrics: Mapping[str, SupportsFloat] | None = None,
     force: bool = False,
     overwrite: bool = False,
   ) -> bool:
@@ -258,19 +259,21 @@ class CheckpointManager:
 
     Raises:
       SaveError: This save, or an earlier one in the background, failed.
+      UsageError: A step or a metric is no number; nothing was saved.
     """
     self._check_writable()
-    self._wait_for_last(step)
-    if not self._accepts(step, force=force, overwrite=overwrite):
+    number = _check_step(step)
+    self._wait_for_last(number)
+    if not self._accepts(number, force=force, overwrite=overwrite):
       return False
-    name = self._name(f'save/{step}')
+    name = self._name(f'save/{number}')
     _commit.announce(
-      self._place, name, state, step=step, meets=not self._has_met
+      self._place, name, state, step=number, meets=not self._has_met
     )
     self._has_met = True
-    job = self._job(name, step, state, items or {}, metrics or {}, overwrite)
+    job = self._job(name, number, state, items or {}, metrics or {}, overwrite)
     self._last_save_s = self._clock.monotonic_s()
-    self._in_flight_step = step
+    self._in_flight_step = number
     self._in_flight = self._writer.submit(self._commit, job)
     try:
       job.staged.fill()
@@ -293,7 +296,7 @@ class CheckpointManager:
     step: int,
     state: Any,
     items: Mapping[str, Any],
-    metrics: Mapping[str, float],
+    metrics: Mapping[str, Any],
     overwrite: bool,
   ) -> _commit.Job:
     """What is to be committed, or a job that tells all why it cannot be.
@@ -310,7 +313,7 @@ class CheckpointManager:
     )
     try:
       encoded = {k: _commit.encode_item(k, v) for k, v in items.items()}
-      numbers = {k: float(v) for k, v in metrics.items()}
+      numbers = {k: _number(step, k, v) for k, v in metrics.items()}
       apart = _state.take_apart(state)
       staged, layouts = _stores.stage(
         self._kind,
@@ -375,8 +378,6 @@ class CheckpointManager:
     self.wait()
 
   def _accepts(self, step: int, *, force: bool, overwrite: bool) -> bool:
-    if step < 0:
-      raise errors.UsageError(f'Step {step} cannot be saved: it is negative.')
     steps = [record.step for record in self._records]
     if step in steps and not overwrite:
       logging.info('Step %d is saved already.', step)
@@ -523,3 +524,30 @@ class CheckpointManager:
       'delete', lambda: _directory.delete(self._place, doomed, kept)
     )
     self._records = kept
+
+
+def _check_step(step: Any) -> int:
+  """The step as an int; refuses what is no count of updates."""
+  try:
+    number = -1 if isinstance(step, bool) else operator.index(step)
+  except TypeError:
+    number = -1
+  if number < 0:
+    raise errors.UsageError(
+      f'Step {step!r} cannot be saved: a step is a whole number of updates, 0 '
+      f'or more, and this is a {type(step).__name__}.'
+    )
+  return number
+
+
+def _number(step: int, name: str, value: Any) -> float:
+  """A metric as a number, NaN included; refuses what is none."""
+  try:
+    if not isinstance(value, (str, bytes)):
+      return float(value)
+  except (TypeError, ValueError):
+    pass
+  raise errors.UsageError(
+    f'Step {step} cannot be saved with metric {name!r}: {value!r} is a '
+    f'{type(value).__name__} and no number. Text belongs into items.'
+  )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+from absl import logging
 from google.protobuf import message
 
 from paxlike.checkpoint import _boxes, _integrity, _layout, _state
@@ -125,6 +126,10 @@ def read_raw(file_system: fs.FileSystem, directory: str) -> bytes:
     raise errors.CheckpointNotFoundError(
       f'{directory} holds no complete checkpoint: there is no {path}.'
     ) from e
+  except IsADirectoryError:
+    # As good as empty: whoever looks into it finds damage, as in any other.
+    logging.warning('%s is a directory.', path)
+    return b''
 
 
 def parse_in(data: bytes, directory: str) -> pb.Manifest:

@@ -1,6 +1,8 @@
 """What a trainer sees of its checkpoint manager."""
 
 import errno
+import inspect
+import math
 import os
 import re
 import threading
@@ -52,6 +54,10 @@ def save_and_fail(m):
   with m:
     m.save(1, states.small())
     raise ZeroDivisionError
+
+
+# What a caller whose types nobody checks may give it.
+unchecked_save = inspect.unwrap(checkpoint.CheckpointManager.save)
 
 
 class Gate(faulty_fs.FaultyFileSystem):
@@ -194,6 +200,42 @@ def test_an_item_that_is_not_json_is_refused(tmp_path):
       m.save(1, states.small(), items={'x': object()})
     with pytest.raises(errors.ConfigError, match='cannot name an item'):
       m.save(1, states.small(), items={'../x': 1})
+
+
+@pytest.mark.parametrize('step', [True, False, 1.5, -1, '7', None, np.bool_(1)])
+def test_what_is_no_step_is_refused_at_its_save(tmp_path, step):
+  with manager(tmp_path) as m:
+    m.save(1, states.small())
+    with pytest.raises(errors.UsageError, match=r'^Step .* cannot be saved'):
+      unchecked_save(m, step, states.small(), force=True)
+    assert m.save(np.int64(2), states.small())
+    assert m.save(jnp.int32(3), states.small())
+    m.wait()
+    assert m.steps() == [1, 2, 3]
+
+
+@pytest.mark.parametrize('metric', ['x', '1.5', None, [1.0], b'1'])
+def test_what_is_no_metric_is_refused_at_its_save(tmp_path, metric):
+  with manager(tmp_path) as m:
+    with pytest.raises(errors.UsageError, match=r"metric 'a'.*no number"):
+      unchecked_save(m, 1, states.small(), metrics={'a': metric})
+    assert m.steps() == []
+    assert m.save(1, states.small(), metrics={'a': 1.0})
+
+
+def test_metrics_of_any_number_are_kept(tmp_path):
+  metrics = {
+    'nan': math.nan,
+    'int': 2,
+    'numpy': np.float32(0.5),
+    'jax': jnp.float32(0.25),
+  }
+  with manager(tmp_path) as m:
+    m.save(1, states.small(), metrics=metrics)
+    m.wait()
+    found = dict(m.records()[0].metrics)
+  assert math.isnan(found.pop('nan'))
+  assert found == {'int': 2.0, 'numpy': 0.5, 'jax': 0.25}
 
 
 def test_saving_through_a_reader_is_refused(tmp_path):
@@ -407,6 +449,27 @@ def test_fallback_takes_the_step_before_and_says_so(tmp_path, caplog):
   assert (aside / 'p00000.data').exists()
   with manager(tmp_path) as m:
     assert m.restore(states.small()).step == 2
+
+
+def test_a_manifest_that_is_a_directory_is_damaged(tmp_path):
+  with manager(tmp_path) as m:
+    for step in (1, 2):
+      m.save(step, states.small(step))
+  manifest = tmp_path / 'checkpoint_00000002' / 'MANIFEST'
+  manifest.unlink()
+  manifest.mkdir()
+  with (
+    manager(tmp_path, read_only=True) as m,
+    pytest.raises(
+      errors.CheckpointDamagedError, match=r'MANIFEST is damaged.*fallback'
+    ),
+  ):
+    m.restore(states.small())
+  (damage,) = checkpoint.tools.verify(tmp_path, step=2).damage
+  assert damage.file == str(manifest)
+  with manager(tmp_path, fallback=True) as m:
+    assert m.restore(states.small()).step == 1
+    assert m.save(2, states.small(2))
 
 
 def test_a_damaged_step_that_was_asked_for_is_never_replaced(tmp_path):
