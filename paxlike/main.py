@@ -41,6 +41,7 @@ _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 # How absl says that a flag was given before, (name, new value, old value).
 _GIVEN_TWICE = re.compile(r'flag --(\w+)=(.*): already defined as (.*)')
 _has_begun = threading.Event()
+_Recording = contextlib.AbstractContextManager[str]
 _USAGE = """\
 paxlike --exp=NAME --mode=train|eval|decode --job_log_dir=DIR [flags]
 paxlike COMMAND ...
@@ -264,13 +265,12 @@ def _run_in(
   recording = (
     experiment.recording(job_log_dir, values.mode, resolved, command=argv)
     if world.process_index == 0
-    else contextlib.nullcontext()
+    else contextlib.nullcontext('')
   )
   if source is not None:
     resolved = dataclasses.replace(resolved, train_input_p=source)
   run = {'train': _train, 'eval': _evaluate, 'decode': _decode}[values.mode]
-  with recording:
-    run(values, resolved, job_log_dir)
+  run(values, resolved, job_log_dir, recording)
 
 
 def _find_checkpoints(
@@ -301,7 +301,10 @@ def _find_checkpoints(
 
 
 def _train(
-  values: flags.FlagValues, resolved: 'experiment.Resolved', job_log_dir: str
+  values: flags.FlagValues,
+  resolved: 'experiment.Resolved',
+  job_log_dir: str,
+  recording: _Recording,
 ) -> None:
   from paxlike import runners
 
@@ -319,12 +322,16 @@ def _train(
     decode_input_p=resolved.decode_input_p,
     decode=resolved.decode,
     restore_checkpoint_step=next(iter(values.restore_checkpoint_step), None),
+    recording=recording,
     **_common(values, resolved),
   )
 
 
 def _evaluate(
-  values: flags.FlagValues, resolved: 'experiment.Resolved', job_log_dir: str
+  values: flags.FlagValues,
+  resolved: 'experiment.Resolved',
+  job_log_dir: str,
+  recording: _Recording,
 ) -> None:
   from paxlike import runners
 
@@ -334,12 +341,16 @@ def _evaluate(
     job_log_dir,
     restore_checkpoint_step=values.restore_checkpoint_step,
     follow=values.follow,
+    recording=recording,
     **_common(values, resolved),
   )
 
 
 def _decode(
-  values: flags.FlagValues, resolved: 'experiment.Resolved', job_log_dir: str
+  values: flags.FlagValues,
+  resolved: 'experiment.Resolved',
+  job_log_dir: str,
+  recording: _Recording,
 ) -> None:
   from paxlike import runners
 
@@ -351,6 +362,7 @@ def _decode(
     decode=resolved.decode,
     allow_random_init=values.allow_random_init,
     follow=bool(values.follow),
+    recording=recording,
     **_common(values, resolved),
   )
 

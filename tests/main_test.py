@@ -410,6 +410,10 @@ def test_a_home_directory_in_a_path_is_expanded(started, tmp_path, monkeypatch):
 
 def test_the_run_is_written_down(started, tmp_path):
   start(tmp_path, 'eval', '--set=DEPTH=5')
+  # The job itself says when, once it has checked what it was given.
+  assert not (tmp_path / 'config').exists()
+  with started[0][1]['recording']:
+    pass
   record = json.loads((tmp_path / 'config' / 'eval.json').read_text())
   assert record['experiment'] == 'tests.experiment.cli_toys.CliToy'
   assert '--set=DEPTH=5' in record['command']

@@ -6,6 +6,7 @@ classes by their public homes, so it survives files that move.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,9 @@ from paxlike.config import _json, _text
 from paxlike.core import errors
 
 FORMAT = 1
+# What may follow a value: that it is a default, and the like.
+_NOTES = re.compile(r'(  # \w+)+$')
+_ABSENT = ('absent', True)
 
 
 def to_text(roots: Mapping[str, Any]) -> str:
@@ -29,6 +33,32 @@ def to_text(roots: Mapping[str, Any]) -> str:
     line for name, tree in roots.items() for line in writer.lines(tree, name)
   ]
   return ''.join(f'{line}\n' for line in lines)
+
+
+def changes(before: str, now: str) -> list[str]:
+  """What differs between two texts of `to_text`, comment lines left out.
+
+  A default that only one of them has came or went with the code: nobody
+  changed it.
+
+  Args:
+    before: The one text.
+    now: The other one.
+
+  Returns:
+    Lines of 'path: before -> now'.
+  """
+  old, new = _values(before), _values(now)
+  found = []
+  for name in dict.fromkeys([*old, *new]):
+    was, was_default = old.get(name, _ABSENT)
+    value, is_default = new.get(name, _ABSENT)
+    is_of_code = (
+      was_default and is_default and not (name in old and name in new)
+    )
+    if was != value and not is_of_code:
+      found.append(f'{name}: {was} -> {value}')
+  return found
 
 
 def to_json(
@@ -78,3 +108,13 @@ def from_json(text: str) -> dict[str, Any]:
     )
   decoder = _json.Decoder()
   return {name: decoder.decode(tree, name) for name, tree in roots.items()}
+
+
+def _values(text: str) -> dict[str, tuple[str, bool]]:
+  """Each value by its path, as text, and whether it is a default."""
+  found = {}
+  for line in text.splitlines():
+    name, is_value, value = line.partition(' = ')
+    if is_value and not line.startswith('#'):
+      found[name] = _NOTES.sub('', value), value.endswith('  # default')
+  return found

@@ -4,10 +4,11 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from paxlike import config
@@ -16,6 +17,8 @@ from paxlike.experiment import _resolve
 
 CONFIG_DIR = 'config'
 _SUFFIXES = ('txt', 'json')
+_NUMBERED = re.compile(r'train\.([0-9]+)\.(?:txt|json)')
+_MAX_CHANGES = 5
 _PACKAGES = (
   'paxlike',
   'jax',
@@ -36,34 +39,114 @@ def recording(
   resolved: _resolve.Resolved,
   *,
   command: Sequence[str] = (),
-) -> Iterator[None]:
+) -> Iterator[str]:
   """Records the config for the time of a run, and for good if it is one.
 
   Where the block ends in wrong use, what was recorded before is put back: it
-  is what the checkpoints there were trained with.
+  is what the checkpoints there were trained with. Of a job that was none
+  before, empty directories go as well.
 
   Args:
     job_log_dir: The job's directory.
     mode: 'train', 'eval' or 'decode'.
     resolved: The config of the run.
     command: The command line, program first.
+
+  Yields:
+    For a training that was started before with another config: what was
+    changed, in a line. Else nothing.
   """
   files = fs.for_path(job_log_dir)
-  before = {}
-  for suffix in _SUFFIXES:
-    path = fs.join(job_log_dir, CONFIG_DIR, f'{mode}.{suffix}')
-    before[path] = files.read_bytes(path) if files.exists(path) else None
-  write_record(job_log_dir, mode, resolved, command=command)
+  is_new = not files.is_dir(fs.join(job_log_dir, CONFIG_DIR))
+  is_made = not files.is_dir(job_log_dir)
+  before = {
+    path: files.read_bytes(path) if files.exists(path) else None
+    for path in _paths(job_log_dir, mode)
+  }
+  changed = _changed(resolved, before) if mode == 'train' else []
+  kept = _keep(files, before) if changed else {}
   try:
-    yield
+    write_record(job_log_dir, mode, resolved, command=command)
+    yield _told(changed, kept)
   except errors.PaxlikeError as error:
     if error.exit_status == errors.EXIT_USAGE:
-      for path, content in before.items():
-        if content is None:
-          files.remove(path)
-        else:
-          files.write_atomic(path, content)
+      _put_back(files, {**before, **dict.fromkeys(kept)})
+      if is_new:
+        _remove_empty(files, job_log_dir, itself=is_made)
     raise
+
+
+def _changed(
+  resolved: _resolve.Resolved, before: Mapping[str, bytes | None]
+) -> list[str]:
+  """What is another value than in the text of before, if there is one."""
+  text = next(iter(before.values()))
+  if text is None:
+    return []
+  return config.dump.changes(
+    text.decode(errors='replace'), config.dump.to_text(resolved.roots())
+  )
+
+
+def _keep(
+  files: fs.FileSystem, before: Mapping[str, bytes | None]
+) -> dict[str, bytes]:
+  """Copies a record under the next number: config/train.1.txt and .json."""
+  kept = {}
+  directory = fs.parent_dir(next(iter(before)))
+  numbers = [
+    int(match[1])
+    for match in map(_NUMBERED.fullmatch, files.list_dir(directory))
+    if match
+  ]
+  for path, content in before.items():
+    if content is not None:
+      stem, _, suffix = path.rpartition('.')
+      kept[f'{stem}.{max(numbers, default=0) + 1}.{suffix}'] = content
+  for path, content in kept.items():
+    files.write_atomic(path, content)
+  return kept
+
+
+def _told(changed: Sequence[str], kept: Mapping[str, bytes]) -> str:
+  if not changed:
+    return ''
+  more = len(changed) - _MAX_CHANGES
+  shown = [*changed[:_MAX_CHANGES], *([f'and {more} more'] if more > 0 else [])]
+  return (
+    f'The config is not that of the last start (kept as {next(iter(kept))}): '
+    f'{"; ".join(shown)}'
+  )
+
+
+def _put_back(
+  files: fs.FileSystem, contents: Mapping[str, bytes | None]
+) -> None:
+  for path, content in contents.items():
+    if content is None:
+      files.remove(path)
+    else:
+      files.write_atomic(path, content)
+
+
+def _remove_empty(
+  files: fs.FileSystem, job_log_dir: str, *, itself: bool
+) -> None:
+  """Takes away the empty directories of a job; an object store has none."""
+  with contextlib.suppress(OSError):
+    paths = [fs.join(job_log_dir, n) for n in files.list_dir(job_log_dir)]
+    for path in filter(files.is_dir, paths):
+      with contextlib.suppress(OSError):  # it is not empty
+        files.remove(path)
+    if itself:
+      files.remove(job_log_dir)
+
+
+def _paths(job_log_dir: str, mode: str) -> list[str]:
+  """Of the two files of a record, the text first."""
+  return [
+    fs.join(job_log_dir, CONFIG_DIR, f'{mode}.{suffix}') for suffix in _SUFFIXES
+  ]
 
 
 def write_record(
@@ -96,18 +179,18 @@ def write_record(
   )
   roots = resolved.roots()
   files = fs.for_path(job_log_dir)
-  directory = fs.join(job_log_dir, CONFIG_DIR)
   try:
-    files.make_dirs(directory)
+    files.make_dirs(fs.join(job_log_dir, CONFIG_DIR))
   except OSError as error:
     raise errors.UsageError(
       f'--job_log_dir={job_log_dir} cannot be made: {error}'
     ) from error
-  for suffix, content in (
-    ('txt', text + config.dump.to_text(roots)),
-    ('json', config.dump.to_json(roots, about=about)),
-  ):
-    files.write_atomic(fs.join(directory, f'{mode}.{suffix}'), content.encode())
+  contents = (
+    text + config.dump.to_text(roots),
+    config.dump.to_json(roots, about=about),
+  )
+  for path, content in zip(_paths(job_log_dir, mode), contents, strict=True):
+    files.write_atomic(path, content.encode())
 
 
 def describe(

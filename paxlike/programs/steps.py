@@ -210,6 +210,21 @@ def _gradients(
   )
 
 
+def check_micro_batches(num_parts: int, *, num_rows: int) -> None:
+  """Refuses to work a batch of so many rows through in so many parts.
+
+  Raises:
+    ConfigError: They do not divide.
+  """
+  if num_rows % num_parts:
+    legal = [n for n in range(1, num_rows + 1) if num_rows % n == 0]
+    raise errors.ConfigError(
+      f'learner.num_micro_batches is {num_parts}, which does not divide the '
+      f'batch of {num_rows} rows (padding to the mesh included). Legal: '
+      f'{legal}.'
+    )
+
+
 def _split_rows(batch: ptyping.Batch, num_parts: int) -> dict[str, Array]:
   """`[batch, ...]` to `[num_parts, batch / num_parts, ...]`.
 
@@ -217,12 +232,7 @@ def _split_rows(batch: ptyping.Batch, num_parts: int) -> dict[str, Array]:
   the devices that the batch is spread over.
   """
   rows = next(iter(batch.values())).shape[0]
-  if rows % num_parts:
-    legal = [n for n in range(1, rows + 1) if rows % n == 0]
-    raise errors.ConfigError(
-      f'learner.num_micro_batches is {num_parts}, which does not divide the '
-      f'batch of {rows} rows (padding to the mesh included). Legal: {legal}.'
-    )
+  check_micro_batches(num_parts, num_rows=rows)
   return {
     name: jnp.swapaxes(
       value.reshape(rows // num_parts, num_parts, *value.shape[1:]), 0, 1

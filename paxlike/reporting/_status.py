@@ -84,7 +84,7 @@ def read_status(job_log_dir: str, mode: str) -> Status | None:
   path = _path(job_log_dir, mode)
   try:
     content = fs.for_path(path).read_bytes(path)
-  except FileNotFoundError:
+  except (FileNotFoundError, NotADirectoryError):
     return None
   try:
     fields: dict[str, Any] = json.loads(content)

@@ -64,7 +64,7 @@ def _refusal(session: sessions.Session, mode: str, name: str) -> str:
 
 
 def _path(job_log_dir: str, mode: str) -> str:
-  return fs.join(job_log_dir, 'status', f'{mode}.writes')
+  return sessions.status_path(job_log_dir, mode, sessions.CLAIMS)
 
 
 def _claimed(job_log_dir: str, mode: str) -> set[str]:

@@ -106,21 +106,10 @@ def _changes(task_p: Any, path: str) -> list[str]:
     return []
   try:
     record = fs.for_path(path).read_bytes(path).decode()
-    before = _values(config.dump.from_json(record).get('task_p'))
+    before = config.dump.from_json(record).get('task_p')
   except (OSError, ValueError, errors.PaxlikeError):
     return []
-  now = _values(task_p)
+  texts = [config.dump.to_text({'task_p': each}) for each in (before, task_p)]
   return [
-    f'{name}: {before.get(name, "absent")} -> {now.get(name, "absent")}'
-    for name in dict.fromkeys([*before, *now])
-    if before.get(name) != now.get(name) and not name.startswith(_TRAIN)
+    line for line in config.dump.changes(*texts) if not line.startswith(_TRAIN)
   ]
-
-
-def _values(task_p: Any) -> dict[str, str]:
-  """The values of a config by their path, defaults included."""
-  found = {}
-  for line in config.dump.to_text({'task_p': task_p}).splitlines():
-    name, _, value = line.partition(' = ')
-    found[name] = re.sub(r'  # \w+$', '', value)
-  return found

@@ -1,6 +1,7 @@
 """Reads the variables to evaluate, and nothing else, out of a checkpoint."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from paxlike import checkpoint, programs
 from paxlike.core import typing as ptyping
@@ -35,6 +36,26 @@ def reader(
     world=session.world,
     read_only=True,
   )
+
+
+def check(
+  session: sessions.Session, directory: str, steps: Sequence[int | None]
+) -> None:
+  """Refuses steps that are not there, before anything is written.
+
+  Args:
+    session: The job.
+    directory: Directory of checkpoints.
+    steps: Which ones; None is the newest.
+
+  Raises:
+    CheckpointNotFoundError: One is not there.
+  """
+  with reader(session, directory) as manager:
+    there = manager.steps()
+    for step in steps:
+      if not there or step not in (None, *there):
+        manager.restore({}, step=step)  # says what there is
 
 
 def fresh(session: sessions.Session) -> EvalVars:

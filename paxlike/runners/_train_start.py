@@ -1,12 +1,14 @@
 """Where a training run begins: the newest checkpoint, another job's, or new."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 from absl import logging
 
 from paxlike import checkpoint, inputs, programs, tasks
 from paxlike.core import errors
-from paxlike.runners import _restore
+from paxlike.runners import _restore, place
 from paxlike.runners import session as sessions
 
 INPUT_STATE = 'input_state'
@@ -25,6 +27,63 @@ class Start:
   state: tasks.TrainState
   step: int
   position: int
+
+
+def check(
+  session: sessions.Session,
+  source: inputs.Input,
+  restore_dir: str | None,
+  restore_step: int | None,
+) -> None:
+  """Refuses what can be known to be wrong before anything is written.
+
+  Args:
+    session: The job.
+    source: The training input.
+    restore_dir: Directory of checkpoints for a job that has none of its own.
+    restore_step: Which one.
+
+  Raises:
+    ConfigError: There is a step and no directory for it, or the batch cannot
+      be parted as asked for.
+    CheckpointNotFoundError: There is no such checkpoint.
+  """
+  programs.steps.check_micro_batches(
+    session.task.learner.num_micro_batches,
+    num_rows=session.partitioner.padded_size(source.batch_size),
+  )
+  if restore_dir is None and restore_step is None:
+    return
+  with _restore.reader(session, session.checkpoint_dir) as own:
+    if own.latest_step() is not None:
+      return
+  if restore_dir is None:
+    raise errors.ConfigError(
+      f'--restore_checkpoint_step={restore_step} needs '
+      f'--restore_checkpoint_dir: {session.checkpoint_dir} has no checkpoint.'
+    )
+  place.check(session.job_log_dir, restore_dir)
+  _restore.check(session, restore_dir, [restore_step])
+
+
+@contextlib.contextmanager
+def telling(news: str) -> Iterator[None]:
+  """Says what is new of the config, once it is known to fit what is restored.
+
+  Args:
+    news: A line; may be empty.
+
+  Raises:
+    RestoreMismatchError: It does not; the line comes first.
+  """
+  try:
+    yield
+  except errors.RestoreMismatchError as error:
+    if not news:
+      raise
+    raise errors.RestoreMismatchError(f'{news}.\n{error}') from error
+  if news:
+    logging.warning('%s.', news)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,12 +190,6 @@ class Begin:
       )
 
   def _fresh(self, program: programs.TrainProgram) -> Start:
-    if self.restore_step is not None:
-      raise errors.ConfigError(
-        f'--restore_checkpoint_step={self.restore_step} needs '
-        f'--restore_checkpoint_dir: {self.session.checkpoint_dir} has no '
-        'checkpoint.'
-      )
     logging.info('Starting from fresh parameters.')
     with self.session.world.progress.phase('compile'):
       return Start(state=program.init_state(), step=0, position=0)

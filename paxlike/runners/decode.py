@@ -5,7 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from paxlike.core import errors
-from paxlike.runners import _claims, _decoding, _follow, _mismatch
+from paxlike.runners import (
+  _claims,
+  _decoding,
+  _follow,
+  _mismatch,
+  _restore,
+)
 from paxlike.runners import session as sessions
 
 
@@ -21,6 +27,7 @@ def decode_once_spmd_model(
   decode: Any = None,
   allow_random_init: bool = False,
   follow: bool = False,
+  recording: contextlib.AbstractContextManager[Any] | None = None,
 ) -> list[_decoding.DecodeResult]:
   """Decodes every decode input and writes key/value pairs.
 
@@ -40,6 +47,7 @@ def decode_once_spmd_model(
       as to try out a pipeline; else that is an error.
     follow: Whether to decode with each checkpoint as it comes, leaving out
       those that are done, until training has ended.
+    recording: Entered once all is checked, before the first thing is written.
 
   Returns:
     Where the outputs are, and the metrics, of each step decoded here.
@@ -64,6 +72,11 @@ def decode_once_spmd_model(
   found = []
   with contextlib.ExitStack() as stack:
     session.check_alone()
+    if not follow and not allow_random_init:
+      where = restore_checkpoint_dir or session.checkpoint_dir
+      _restore.check(session, where, steps)
+    if recording is not None:
+      stack.enter_context(recording)
     progress = stack.enter_context(session.status())
     stack.enter_context(session.watchdog())
     fits = stack.enter_context(

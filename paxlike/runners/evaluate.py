@@ -13,6 +13,7 @@ from paxlike.runners import (
   _evaluations,
   _follow,
   _mismatch,
+  _restore,
   _table,
 )
 from paxlike.runners import session as sessions
@@ -41,6 +42,7 @@ def evaluate_spmd_model(
   *,
   mesh_p: Any = None,
   follow: bool | None = None,
+  recording: contextlib.AbstractContextManager[Any] | None = None,
 ) -> list[EvaluateResult]:
   """Evaluates checkpoints on every test input.
 
@@ -55,6 +57,7 @@ def evaluate_spmd_model(
     follow: Whether to evaluate each checkpoint as it comes, leaving out those
       that have results, until training has ended. None: unless a directory or
       a step is given.
+    recording: Entered once all is checked, before the first thing is written.
 
   Returns:
     What was found at each step evaluated here, in that order.
@@ -82,6 +85,11 @@ def evaluate_spmd_model(
   found = []
   with contextlib.ExitStack() as stack:
     session.check_alone()
+    if not follow:
+      where = restore_checkpoint_dir or session.checkpoint_dir
+      _restore.check(session, where, steps)
+    if recording is not None:
+      stack.enter_context(recording)
     progress = stack.enter_context(session.status())
     stack.enter_context(session.watchdog())
     fits = stack.enter_context(

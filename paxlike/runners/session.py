@@ -17,6 +17,8 @@ from paxlike.core import errors, fs, processes
 from paxlike.core import typing as ptyping
 
 CHECKPOINTS = 'checkpoints'
+# Ending of the file that says which results a job writes.
+CLAIMS = 'writes'
 STATUS_INTERVAL_S = 5.0
 
 
@@ -87,8 +89,11 @@ class Session:
       )
 
   @contextlib.contextmanager
-  def status(self) -> Iterator['Progress']:
+  def status(self, note: str = '') -> Iterator['Progress']:
     """Keeps `status/<mode>.json` true from start to end, errors included.
+
+    Args:
+      note: What to say beside 'running'.
 
     Yields:
       Where to say which step the job has come to.
@@ -97,8 +102,8 @@ class Session:
     before = reporting.read_status(self.job_log_dir, self.mode)
     # The first write is also the test whether the directory can be written
     # to, before anything is compiled.
-    self.write_status('running', progress.step)
-    beat = _Beat(lambda: self.write_status('running', progress.step))
+    self.write_status('running', progress.step, note)
+    beat = _Beat(lambda: self.write_status('running', progress.step, note))
 
     def end(error: BaseException) -> None:
       beat.stop()
@@ -111,7 +116,7 @@ class Session:
       if not self.goes_on_after(error):  # which is not to be held up
         self._write_end(self.world.explain(error), progress.step, before)
       raise
-    self.write_status('done', progress.step, progress.reason)
+    self.write_status('done', progress.step)
 
   def watchdog(self) -> sync.Watchdog:
     """Finds out when no step is done any more; to be used as a context."""
@@ -165,6 +170,13 @@ class Session:
     if status == errors.EXIT_USAGE and before is not None:
       # Wrong use changes nothing: the run is where it was.
       self.write_status(before.state, before.step, before.reason)
+      return
+    if status == errors.EXIT_USAGE and step == 0:
+      # Nor does it make a run: there is none, as before.
+      if self.is_writer:
+        for suffix in ('json', CLAIMS):
+          path = status_path(self.job_log_dir, self.mode, suffix)
+          fs.for_path(path).remove(path)
       return
     if isinstance(error, errors.PreemptedError):
       self.write_status('preempted', step, str(error))
@@ -220,7 +232,6 @@ class Progress:
   """How far a job has come."""
 
   step: int = 0
-  reason: str = ''
 
 
 def build(
@@ -257,6 +268,11 @@ def build(
     world=sync.world().scoped(mode),
     checkpoint_config=built(checkpoint_p) or checkpoint.CheckpointConfig(),
   )
+
+
+def status_path(job_log_dir: str, mode: str, suffix: str) -> str:
+  """A file by which a job of that mode tells of itself."""
+  return fs.join(job_log_dir, 'status', f'{mode}.{suffix}')
 
 
 def built(config_or_object: Any) -> Any:

@@ -51,6 +51,7 @@ def train_and_evaluate_spmd_model(
   eval_on_test: bool = False,
   decode_input_p: Any = None,
   decode: Any = None,
+  recording: contextlib.AbstractContextManager[str] | None = None,
 ) -> TrainResult:
   """Trains until `task_p.train.num_train_steps` updates are done.
 
@@ -71,6 +72,8 @@ def train_and_evaluate_spmd_model(
     decode_input_p: Inputs to decode during training if
       `task_p.train.decode_interval_steps` is set.
     decode: Config of how their outputs are written.
+    recording: Entered once all is checked, before the first thing is written;
+      gives a line to be told, or nothing.
 
   Returns:
     The last state.
@@ -103,8 +106,12 @@ def train_and_evaluate_spmd_model(
     session = dataclasses.replace(session, goes_on_after=worker.goes_on_after)
   else:
     session.check_alone()
+    _train_start.check(
+      session, source, restore_checkpoint_dir, restore_checkpoint_step
+    )
   with contextlib.ExitStack() as stack:
-    progress = stack.enter_context(session.status())
+    news = stack.enter_context(recording or contextlib.nullcontext('')) or ''
+    progress = stack.enter_context(session.status(news))
     _claims.claim(session, plan.metrics_names)
     generation = elastic.generation(worker) if elastic and worker else None
     manager = stack.enter_context(_open_checkpoints(session, generation))
@@ -115,14 +122,16 @@ def train_and_evaluate_spmd_model(
       restore_dir=restore_checkpoint_dir,
       restore_step=restore_checkpoint_step,
     )
-    if elastic is not None and worker is not None:
-      session, program, start = elastic.rebuild(
-        worker, session, mesh_p, manager, begin
-      )
-    else:
-      with session.world.progress.phase('restore'):
-        program = programs.TrainProgram(session.task, session.partitioner)
-        start = begin(program)
+    with _train_start.telling(news):
+      if elastic is not None and worker is not None:
+        session, program, start = elastic.rebuild(
+          worker, session, mesh_p, manager, begin
+        )
+      else:
+        with session.world.progress.phase('restore'):
+          program = programs.TrainProgram(session.task, session.partitioner)
+          start = begin(program)
+    if worker is None:
       # With an agent it is the lighthouse that keeps this log.
       stack.enter_context(
         _goodput.Recorder(session, progress, start_step=start.step)

@@ -170,3 +170,30 @@ def test_a_sentinel_stays_as_it_was_set():
   tree = {'m': fdl.Config(toys.Model, width=-1)}
   assert 'm.width = -1' in config.dump.to_text(tree)
   assert round_trip(tree)['m'].width == -1
+
+
+def test_what_was_changed_is_told_by_its_path():
+  before = '# command: a = b\nx.a = 1\nx.b = 2  # default\nx.c = 3\n'
+  now = '# command: c = d\nx.a = 1  # default\nx.b = 5\nx.d = 4\n'
+  assert config.dump.changes(before, now) == [
+    'x.b: 2 -> 5',
+    'x.c: 3 -> absent',
+    'x.d: absent -> 4',
+  ]
+
+
+def test_a_default_that_is_new_in_the_code_is_no_change():
+  assert config.dump.changes('x.a = 1\n', 'x.a = 1\nx.b = 2  # default\n') == []
+  assert config.dump.changes('x.a = 1\nx.b = 2  # default\n', 'x.a = 1\n') == []
+
+
+def test_a_default_that_is_another_now_is_a_change():
+  assert config.dump.changes('x = 1  # default\n', 'x = 2  # default\n') == [
+    'x: 1 -> 2'
+  ]
+
+
+def test_a_template_is_told_by_its_class_alone():
+  assert config.dump.changes('x = @A  # partial\n', 'x = @B  # partial\n') == [
+    'x: @A -> @B'
+  ]

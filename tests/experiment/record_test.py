@@ -37,13 +37,67 @@ def test_the_json_rebuilds_the_config(tmp_path):
   assert {'python', 'jax', 'flax', 'fiddle'} <= set(record['versions'])
 
 
+def record(directory, *settings, mode='train'):
+  resolved = experiment.resolve(toys.Toy, settings)
+  return experiment.recording(str(directory), mode, resolved)
+
+
+def names(directory):
+  return sorted(p.name for p in (directory / 'config').iterdir())
+
+
 def test_a_restart_overwrites_the_record(tmp_path):
-  write(tmp_path, 'NUM_LAYERS=7')
-  write(tmp_path, 'NUM_LAYERS=8')
-  files = sorted(p.name for p in (tmp_path / 'config').iterdir())
-  assert files == ['train.json', 'train.txt']
-  record = json.loads((tmp_path / 'config' / 'train.json').read_text())
-  assert record['knobs']['NUM_LAYERS'] == 8
+  with record(tmp_path, 'NUM_LAYERS=7') as news:
+    assert news == ''
+  with record(tmp_path, 'NUM_LAYERS=7') as news:
+    assert news == ''
+  assert names(tmp_path) == ['train.json', 'train.txt']
+
+
+def test_a_restart_with_another_value_tells_it_and_keeps_what_was(tmp_path):
+  for layers in (7, 8, 9):
+    with record(tmp_path, f'NUM_LAYERS={layers}') as news:
+      pass
+  assert 'task_p.model.num_layers: 8 -> 9' in news
+  assert f'{tmp_path}/config/train.2.txt' in news
+  assert '\n' not in news
+  for name, layers in (('train.1', 7), ('train.2', 8), ('train', 9)):
+    content = (tmp_path / 'config' / f'{name}.json').read_text()
+    assert json.loads(content)['knobs']['NUM_LAYERS'] == layers
+    text = (tmp_path / 'config' / f'{name}.txt').read_text()
+    assert f'task_p.model.num_layers = {layers}' in text
+
+
+def test_five_changes_are_told_and_the_number_of_the_others(tmp_path):
+  with record(tmp_path):
+    pass
+  path = tmp_path / 'config' / 'train.txt'
+  values = [f'task_p.value_{i} = {i}\n' for i in range(7)]
+  path.write_text(path.read_text() + ''.join(values))
+  with record(tmp_path) as news:
+    pass
+  assert 'task_p.value_4: 4 -> absent; and 2 more' in news
+  assert 'value_5' not in news
+
+
+def test_what_other_jobs_were_started_with_is_overwritten(tmp_path):
+  for layers in (7, 8):
+    with record(tmp_path, f'NUM_LAYERS={layers}', mode='eval') as news:
+      assert news == ''
+  assert names(tmp_path) == ['eval.json', 'eval.txt']
+
+
+def test_another_value_that_is_refused_leaves_what_was(tmp_path):
+  with record(tmp_path, 'NUM_LAYERS=7'):
+    pass
+  before = (tmp_path / 'config' / 'train.json').read_text()
+  with (
+    pytest.raises(errors.RestoreMismatchError),
+    record(tmp_path, 'NUM_LAYERS=8'),
+  ):
+    raise errors.RestoreMismatchError('it does not fit')
+  assert names(tmp_path) == ['train.json', 'train.txt']
+  assert (tmp_path / 'config' / 'train.json').read_text() == before
 
 
 def test_the_revision_of_the_experiments_repository_is_noted():
@@ -73,14 +127,33 @@ def test_wrong_use_puts_back_the_record_of_the_run(tmp_path):
   assert (tmp_path / 'config' / 'train.json').read_text() == before
 
 
-def test_a_first_start_that_is_refused_leaves_no_record(tmp_path):
-  refused = experiment.resolve(toys.Toy, [])
-  with (
-    pytest.raises(errors.ConfigError),
-    experiment.recording(str(tmp_path), 'train', refused),
-  ):
-    raise errors.ConfigError('it does not fit')
-  assert not list((tmp_path / 'config').iterdir())
+def refuse(directory, made):
+  """A run that makes a directory and then turns out to be wrong use."""
+
+  def run():
+    with record(directory):
+      made.mkdir(parents=True)
+      raise errors.ConfigError('it does not fit')
+
+  with pytest.raises(errors.ConfigError):
+    run()
+
+
+@pytest.mark.parametrize('is_there', [True, False])
+def test_a_first_start_that_is_refused_leaves_nothing(tmp_path, is_there):
+  directory = tmp_path / 'job'
+  if is_there:
+    directory.mkdir()
+  refuse(directory, directory / 'status')
+  assert directory.exists() == is_there
+  assert not is_there or not list(directory.iterdir())
+
+
+def test_what_others_put_into_a_directory_stays(tmp_path):
+  directory = tmp_path / 'job'
+  refuse(directory, directory / 'notes' / 'mine')
+  found = [path.name for path in directory.rglob('*')]
+  assert sorted(found) == ['mine', 'notes']
 
 
 def test_a_run_that_fails_keeps_its_record(tmp_path):
