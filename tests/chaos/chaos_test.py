@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from paxlike import reporting
 from tests.chaos import harness
 
 _SNAPSHOT_STEPS = 10
@@ -93,6 +94,17 @@ def test_hosts_that_go_and_come_back_change_no_loss(tmp_path, undisturbed):
     grown = job.wait_for_event('formed', after=seen, n=3)
     assert grown['steps_lost'] == 0, 'a host that joins costs none'
     assert job.wait(timeout_s=180.0) == 0, job.log()
+    told = {event['event'] for event in job.events()}
+  assert told >= {'host joined', 'formed', 'first step', 'snapshot', 'drain'}
+  assert told >= {'stopped together', 'time', 'end'}
+  goodput = reporting.goodput(str(tmp_path))
+  assert goodput.seconds.keys() >= {
+    'useful steps',
+    'compiling',
+    'blocked by saves',
+  }
+  assert sum(goodput.seconds.values()) == pytest.approx(goodput.wall_s, rel=0.1)
+  assert [r.steps_lost for r in goodput.recoveries] == [0, 0]
   ours, theirs = harness.losses(tmp_path), harness.losses(undisturbed)
   assert [row['batch_ids'] for row in ours] == [
     row['batch_ids'] for row in theirs

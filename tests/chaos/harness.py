@@ -17,6 +17,7 @@ import pathlib
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -380,6 +381,13 @@ def processes_with(word: str) -> list[psutil.Process]:
       if process.pid != os.getpid() and word in process.cmdline():
         found.append(process)
   return found
+
+
+def free_port() -> int:
+  """A port of this machine that nobody listens on."""
+  with socket.socket() as sock:
+    sock.bind(('127.0.0.1', 0))
+    return sock.getsockname()[1]
 
 
 def wait_for(condition: Callable[[], Any], *, timeout_s: float) -> None:

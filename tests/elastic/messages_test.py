@@ -192,6 +192,14 @@ def test_a_listener_serves_holders_and_closes_on_strangers():
   assert inbox.empty(), 'nothing of the stranger came through'
 
 
+def test_only_the_given_address_is_listened_on():
+  address = _serving.listen('127.0.0.1:0', _SECRET, lambda c: c.close())
+  _, port = _messages.split_address(address)
+  _messages.dial(f'127.0.0.1:{port}', _SECRET).close()
+  with pytest.raises(_messages.ClosedError, match='cannot be reached'):
+    _messages.dial(f'127.0.0.2:{port}', _SECRET)
+
+
 def test_a_secret_comes_from_a_file_or_the_environment(tmp_path, monkeypatch):
   path = tmp_path / 'secret'
   path.write_bytes(_SECRET + b'\n')
