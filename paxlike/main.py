@@ -16,14 +16,14 @@ import dataclasses
 import errno
 import importlib
 import pkgutil
-import re
 import signal
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from absl import flags, logging
+from absl import logging
 
+from paxlike import flags
 from paxlike.core import compilation_cache, errors, fs, processes, suggest
 
 if TYPE_CHECKING:
@@ -34,18 +34,11 @@ if TYPE_CHECKING:
 _CLI = 'paxlike.cli'
 _AGENT = 'PAXLIKE_AGENT'
 _LAUNCHER = 'PAXLIKE_LAUNCHER'
-MODES = ('train', 'eval', 'decode')
 _EXIT_INTERRUPTED = 130
 # What is told in a line: nothing in the program is wrong.
 _OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-# How absl says that a flag was given before, (name, new value, old value).
-_GIVEN_TWICE = re.compile(r'flag --(\w+)=(.*): already defined as (.*)')
 _has_begun = threading.Event()
 _Recording = contextlib.AbstractContextManager[str]
-_USAGE = """\
-paxlike --exp=NAME --mode=train|eval|decode --job_log_dir=DIR [flags]
-paxlike COMMAND ...
-"""
 
 
 def console() -> NoReturn:
@@ -133,11 +126,6 @@ def command_names() -> list[str]:
   return list(_commands())
 
 
-def flag_names() -> list[str]:
-  """The flags that there are, `--NAME`."""
-  return list(_define())
-
-
 def _commands() -> dict[str, str]:
   """Names of commands with what each does, from its file's first line."""
   found = {}
@@ -151,16 +139,16 @@ def _commands() -> dict[str, str]:
 
 
 def _run_job(argv: Sequence[str]) -> int:
-  values = _parse(argv)
+  values = flags.parse(argv)
   if values.help:
-    print(_help(values), end='')
+    print(flags.help_text(values, _commands()), end='')
     return errors.EXIT_DONE
   if values.version:
     from paxlike import __version__
 
     print(f'paxlike {__version__}')
     return errors.EXIT_DONE
-  _check(values)
+  flags.check(values)
   _set_up_logging(values.verbosity)
   if not values.dump_config:
     _set_up_compilation_cache(values)
@@ -188,7 +176,7 @@ def _stop_early(number: int, frame: object) -> None:
 
 
 def _run_mode(
-  values: flags.FlagValues,
+  values: flags.Values,
   resolved: 'experiment.Resolved',
   argv: Sequence[str],
 ) -> None:
@@ -206,7 +194,7 @@ def _run_mode(
 
 
 def _run_for_agent(
-  values: flags.FlagValues,
+  values: flags.Values,
   resolved: 'experiment.Resolved',
   argv: Sequence[str],
 ) -> None:
@@ -238,7 +226,7 @@ def _run_for_agent(
 
 def _run_in(
   world: 'sync.World',
-  values: flags.FlagValues,
+  values: flags.Values,
   resolved: 'experiment.Resolved',
   argv: Sequence[str],
   source: Any = None,
@@ -275,7 +263,7 @@ def _run_in(
 
 def _find_checkpoints(
   world: 'sync.World',
-  values: flags.FlagValues,
+  values: flags.Values,
   resolved: 'experiment.Resolved',
   job_log_dir: str,
 ) -> None:
@@ -301,7 +289,7 @@ def _find_checkpoints(
 
 
 def _train(
-  values: flags.FlagValues,
+  values: flags.Values,
   resolved: 'experiment.Resolved',
   job_log_dir: str,
   recording: _Recording,
@@ -328,7 +316,7 @@ def _train(
 
 
 def _evaluate(
-  values: flags.FlagValues,
+  values: flags.Values,
   resolved: 'experiment.Resolved',
   job_log_dir: str,
   recording: _Recording,
@@ -347,7 +335,7 @@ def _evaluate(
 
 
 def _decode(
-  values: flags.FlagValues,
+  values: flags.Values,
   resolved: 'experiment.Resolved',
   job_log_dir: str,
   recording: _Recording,
@@ -368,7 +356,7 @@ def _decode(
 
 
 def _common(
-  values: flags.FlagValues, resolved: 'experiment.Resolved'
+  values: flags.Values, resolved: 'experiment.Resolved'
 ) -> dict[str, Any]:
   directory = values.restore_checkpoint_dir
   return {
@@ -378,161 +366,6 @@ def _common(
     if directory is None
     else fs.expand(directory),
   }
-
-
-def _define() -> flags.FlagValues:
-  """The flags, not yet parsed; in the order in which help shows them."""
-  values = flags.FlagValues()
-
-  # Given twice, none of these may silently lose its first value.
-  once = {'flag_values': values, 'allow_overwrite': False}
-
-  def string(name: str, text: str) -> None:
-    flags.DEFINE_string(name, None, text, **once)
-
-  def integer(name: str, text: str) -> None:
-    flags.DEFINE_integer(name, None, text, lower_bound=0, **once)
-
-  def switch(name: str, default: bool | None, text: str) -> None:
-    flags.DEFINE_bool(name, default, text, **once)
-
-  string('exp', 'experiment, by name or by full module path')
-  string('mode', 'train, eval or decode')
-  string('job_log_dir', 'where everything goes: a path, gs:// or s3://')
-  flags.DEFINE_multi_string(
-    'set',
-    [],
-    'PATH=VALUE: change a value of the config, or a knob; repeatable',
-    flag_values=values,
-  )
-  switch('dump_config', False, 'print the resolved config and exit')
-  switch(
-    'follow',
-    None,
-    'eval (default), decode: go on with new checkpoints; or one pass',
-  )
-  string('restore_checkpoint_dir', 'start from the checkpoints in here')
-  flags.DEFINE_multi_integer(
-    'restore_checkpoint_step',
-    [],
-    'start from this step; repeatable in eval and decode',
-    lower_bound=0,
-    flag_values=values,
-  )
-  switch('eval_on_test', False, 'train: evaluate the test inputs as well')
-  switch(
-    'allow_random_init',
-    False,
-    'decode: use fresh parameters if there is no checkpoint',
-  )
-  string('coordinator_address', 'HOST:PORT of process 0; else detected')
-  integer('num_processes', 'how many processes the job has; else detected')
-  integer('process_id', 'which one this is, from 0; else detected')
-  switch('compilation_cache', True, 'keep compiled programs for the next start')
-  string('compilation_cache_dir', 'where; default ~/.cache/paxlike/jax')
-  flags.DEFINE_enum(
-    'verbosity',
-    'info',
-    ['debug', 'info', 'warning', 'error'],
-    'least serious messages to log',
-    **once,
-  )
-  switch('version', False, 'print the version and exit')
-  switch('help', False, 'print this and exit')
-  return values
-
-
-def _parse(argv: Sequence[str]) -> flags.FlagValues:
-  """The flags as given.
-
-  Raises:
-    UsageError: A flag is misspelt or has a wrong value, or there is a word
-      that is no flag.
-  """
-  values = _define()
-  values.set_gnu_getopt(True)
-  try:
-    rest = values(argv)[1:]
-  except flags.UnrecognizedFlagError as error:
-    if error.flagname.startswith('fdl.'):
-      path = error.flagname.removeprefix('fdl.')
-      raise errors.UsageError(
-        f'There is no flag --{error.flagname}; write --set {path}=VALUE.'
-      ) from None
-    raise errors.UsageError(
-      f'There is no flag --{error.flagname}. '
-      f'{suggest.hint(error.flagname, list(values))} All: paxlike --help'
-    ) from None
-  except flags.Error as error:
-    raise errors.UsageError(_one_line(str(error))) from None
-  if rest:
-    raise errors.UsageError(
-      f'{rest[0]!r} is no flag; values are given as --flag=value.'
-    )
-  # Libraries that look at absl's own flags find them parsed, at defaults.
-  if not flags.FLAGS.is_parsed():
-    flags.FLAGS.mark_as_parsed()
-  return values
-
-
-def _check(values: flags.FlagValues) -> None:
-  """Refuses flags that are missing or make no sense together."""
-  required = ['exp'] if values.dump_config else ['exp', 'mode', 'job_log_dir']
-  missing = [f'--{name}' for name in required if not values[name].value]
-  if missing:
-    raise errors.UsageError(
-      f'Missing {", ".join(missing)}. For example: paxlike --exp=KjvTiny '
-      '--mode=train --job_log_dir=~/runs/kjv. All flags: paxlike --help'
-    )
-  mode = values.mode
-  if mode is not None and mode not in MODES:
-    raise errors.UsageError(
-      f'There is no --mode={mode}. {suggest.hint(mode, MODES)}'
-    )
-  only_in = {
-    'eval_on_test': ('train',),
-    'follow': ('eval', 'decode'),
-    'allow_random_init': ('decode',),
-  }
-  for name, modes in only_in.items():
-    if values[name].present and mode is not None and mode not in modes:
-      raise errors.UsageError(
-        f'--{name} means nothing in --mode={mode}, only in '
-        f'{" and ".join(modes)}.'
-      )
-  if mode == 'train' and len(values.restore_checkpoint_step) > 1:
-    raise errors.UsageError(
-      'Training starts from one step, and --restore_checkpoint_step is given '
-      f'{len(values.restore_checkpoint_step)} times.'
-    )
-
-
-def _help(values: flags.FlagValues) -> str:
-  """All flags and commands, one line each."""
-  lines = [_USAGE, 'Flags:']
-  (defined,) = values.flags_by_module_dict().values()
-  for flag in defined:
-    name = f'--{flag.name}='
-    if flag.boolean:
-      name = f'--{flag.name}' if flag.default is False else f'--[no]{flag.name}'
-    # absl adds a line of its own to the help of repeatable flags.
-    text = flag.help.partition(';\n')[0]
-    lines.append(f'  {name:<28}{text}')
-  lines += ['', 'Commands:']
-  for name, text in _commands().items():
-    lines.append(f'  {name:<28}{text.partition(":")[0].rstrip(".")}')
-  return '\n'.join(lines) + '\n'
-
-
-def _one_line(text: str) -> str:
-  line = ' '.join(text.split()).removeprefix('FATAL Flags parsing error: ')
-  twice = _GIVEN_TWICE.fullmatch(line)
-  if twice is None:
-    return line
-  name, second, first = twice.groups()
-  if second in ('true', 'false'):
-    first = first.lower()
-  return f'--{name} is given twice, as {first} and as {second}. Give it once.'
 
 
 def _set_up_logging(verbosity: str, who: str = '') -> None:
@@ -552,7 +385,7 @@ def _set_up_logging(verbosity: str, who: str = '') -> None:
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 
 
-def _set_up_compilation_cache(values: flags.FlagValues) -> None:
+def _set_up_compilation_cache(values: flags.Values) -> None:
   if values.compilation_cache:
     compilation_cache.turn_on(values.compilation_cache_dir)
   else:

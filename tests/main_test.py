@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from paxlike import main, runners
+from paxlike import flags, main, runners
 from paxlike.core import errors
 
 ROOT = pathlib.Path(main.__file__).parent.parent
@@ -69,7 +69,7 @@ def test_help_fits_a_screen_and_names_every_flag_and_command(capsys):
   assert status == 0
   assert len(out.splitlines()) < 40
   assert max(len(line) for line in out.splitlines()) <= 100
-  for name in [*main.flag_names(), *main.command_names()]:
+  for name in [*flags.names(), *main.command_names()]:
     assert re.search(rf'^  (--)?(\[no\])?{name}\b', out, re.MULTILINE), name
 
 
@@ -355,9 +355,9 @@ def test_train_gets_the_resolved_config(started, tmp_path):
 def test_restore_flags_reach_every_mode(started, tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   (tmp_path / 'c').mkdir()
-  flags = ('--restore_checkpoint_dir=~/c', '--restore_checkpoint_step=7')
-  for mode in main.MODES:
-    start(tmp_path, mode, *flags)
+  restore = ('--restore_checkpoint_dir=~/c', '--restore_checkpoint_step=7')
+  for mode in flags.MODES:
+    start(tmp_path, mode, *restore)
   assert len(started) == 3
   for _, given in started:
     assert given['restore_checkpoint_dir'] == os.path.expanduser('~/c')
