@@ -171,6 +171,13 @@ class Registry:
 
   def _unknown(self, name: str) -> errors.UnknownExperimentError:
     """What to say of a name that nothing has; where it went wrong, if known."""
+    modules = _matches(
+      name, {e.cls.__module__: None for e in self._entries.values()}
+    )
+    if not modules and '.' in name and lazy.import_if_there(name):
+      modules = [name]
+    if modules:
+      return errors.UnknownExperimentError(self._those_in(name, modules[0]))
     module, rest = _deepest_module(name)
     if module is not None:
       return errors.UnknownExperimentError(self._missing_in(module, rest, name))
@@ -186,6 +193,22 @@ class Registry:
     return errors.UnknownExperimentError(
       f'There is no experiment {name!r}{where}. {suggest.hint(name, shown)} '
       'See them all: paxlike list'
+    )
+
+  def _those_in(self, name: str, module: str) -> str:
+    """That a name is a module's, and which experiments it has."""
+    inside = [
+      known for known in self._entries if known.startswith(f'{module}.')
+    ]
+    if not inside:
+      return (
+        f'--exp={name} is a module and registers no experiment: put '
+        '@experiment.register above a class in it, and give '
+        f'--exp={module}.CLASS.'
+      )
+    return (
+      f'--exp={name} is a module, not an experiment. It has '
+      f'{", ".join(inside)}. For example: --exp={inside[0]}'
     )
 
   def _missing_in(self, module: types.ModuleType, rest: str, name: str) -> str:

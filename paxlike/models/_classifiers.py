@@ -6,7 +6,7 @@ statistics, and both give float32 scores of [batch, num_classes].
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -44,7 +44,7 @@ class MlpClassifier(_layer.Layer):
       'MlpClassifier',
       input_shape=input_shape,
       num_classes=num_classes,
-      widths=hidden_dims,
+      sizes={'hidden_dims': hidden_dims},
       dropout_rate=dropout_rate,
       compute_dtype=compute_dtype,
     )
@@ -171,7 +171,11 @@ class CnnClassifier(_layer.Layer):
       'CnnClassifier',
       input_shape=input_shape,
       num_classes=num_classes,
-      widths=(*conv_dims, hidden_dim, kernel_size),
+      sizes={
+        'conv_dims': conv_dims,
+        'hidden_dim': [hidden_dim],
+        'kernel_size': [kernel_size],
+      },
       dropout_rate=dropout_rate,
       compute_dtype=compute_dtype,
     )
@@ -262,16 +266,20 @@ def _check(
   *,
   input_shape: Sequence[int],
   num_classes: int,
-  widths: Sequence[int],
+  sizes: Mapping[str, Sequence[int]],
   dropout_rate: float,
   compute_dtype: str,
 ) -> None:
-  _layer.require_positive(
-    owner,
-    num_classes=num_classes,
-    smallest_input_dim=min(input_shape, default=0),
-    smallest_width=min(widths, default=1),
-  )
+  _layer.require_positive(owner, num_classes=num_classes)
+  if not input_shape or min(input_shape) < 1:
+    raise errors.ConfigError(
+      f'{owner}.input_shape is {tuple(input_shape)}: it needs at least one '
+      'dimension, each >= 1.'
+    )
+  for name, dims in sizes.items():
+    if min(dims, default=1) < 1:
+      said = dims[0] if len(dims) == 1 else tuple(dims)
+      raise errors.ConfigError(f'{owner}.{name} is {said}, must be >= 1.')
   _layer.require_fraction(owner, dropout_rate=dropout_rate)
   _layer.require_choice(
     owner, _layer.COMPUTE_DTYPES, compute_dtype=compute_dtype

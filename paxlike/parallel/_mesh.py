@@ -48,8 +48,9 @@ class MeshConfig:
     sizes = dict(zip(AXES, self.sizes, strict=True))
     bad = {k: v for k, v in sizes.items() if v < 1 and v != -1}
     if bad or list(sizes.values()).count(-1) > 1:
+      said = ' '.join(f'{axis}={size}' for axis, size in sizes.items())
       raise errors.ConfigError(
-        f'mesh_p has sizes {sizes}; each must be >= 1, and one may be -1 to '
+        f'mesh_p has sizes {said}; each must be >= 1, and one may be -1 to '
         'fill the devices.'
       )
     for logical, axis in self.rules:

@@ -76,7 +76,7 @@ def check_format(name: str) -> None:
   """Refuses an unknown format, and one whose package is missing, early."""
   if name not in FORMATS:
     raise errors.ConfigError(
-      f'Format {name!r} of decode outputs must be one of {FORMATS}.'
+      f'decode.format is {name!r}, must be one of {", ".join(FORMATS)}.'
     )
   if name == 'array_record':
     _array_record_module()

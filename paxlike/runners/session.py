@@ -138,10 +138,11 @@ class Session:
     mesh = self.partitioner.mesh
     kinds = sorted({d.device_kind for d in mesh.devices.flat})
     leaves = jax.tree.leaves_with_path(abstract_state)
+    sizes = ' '.join(f'{axis}={size}' for axis, size in mesh.shape.items())
     sync.check_same(
       f'{self.mode}/start',
       {
-        'mesh': f'{dict(mesh.shape)} of {", ".join(kinds)}',
+        'mesh': f'{sizes} of {", ".join(kinds)}',
         'shapes': '\n'.join(
           f'{jax.tree_util.keystr(path)}: {leaf.dtype}{list(leaf.shape)} '
           f'{leaf.sharding.spec}'

@@ -154,11 +154,10 @@ def from_variables(env: Env) -> dict | None:
   names = ('JAX_COORDINATOR_ADDRESS', 'JAX_NUM_PROCESSES', 'JAX_PROCESS_ID')
   if not all(name in env for name in names):
     return None
-  address, num_processes, process_id = (env[name] for name in names)
   return {
-    'address': address,
-    'num_processes': int(num_processes),
-    'process_id': int(process_id),
+    'address': env['JAX_COORDINATOR_ADDRESS'],
+    'num_processes': _number(env, 'JAX_NUM_PROCESSES'),
+    'process_id': _number(env, 'JAX_PROCESS_ID'),
     'origin': 'the environment',
   }
 
@@ -169,16 +168,16 @@ def from_slurm(env: Env) -> dict | None:
   if not all(name in env for name in names):
     return None
   # Not SLURM_NTASKS: that is the job's, and set in the batch script too.
-  num_processes = int(env.get('SLURM_STEP_NUM_TASKS', '1'))
+  num_processes = _number(env, 'SLURM_STEP_NUM_TASKS', 1)
   step = f'{env["SLURM_JOB_ID"]}.{env.get("SLURM_STEP_ID", "0")}'
   host = first_host(env['SLURM_STEP_NODELIST'])
   return {
     'address': f'{host}:{_port(step, env)}',
     'num_processes': num_processes,
-    'process_id': int(env['SLURM_PROCID']),
+    'process_id': _number(env, 'SLURM_PROCID'),
     'local_device_ids': _own_device(
       env,
-      local_id=int(env.get('SLURM_LOCALID', '0')),
+      local_id=_number(env, 'SLURM_LOCALID', 0),
       several=_tasks_here(env.get('SLURM_STEP_TASKS_PER_NODE', '1')) > 1,
     ),
     'origin': 'Slurm',
@@ -211,9 +210,13 @@ def from_mpirun(
       f'mpirun does not tell its processes enough to find each other: '
       f'{_mpi.INSTALL}'
     )
-  port = env.get('JAX_COORDINATOR_PORT')
-  job = _mpi.ask(port=int(port) if port else None, timeout_s=timeout_s)
-  want = told['num_processes'] if told else int(env['PMIX_RANK']) + 1
+  port = (
+    _number(env, 'JAX_COORDINATOR_PORT')
+    if env.get('JAX_COORDINATOR_PORT')
+    else None
+  )
+  job = _mpi.ask(port=port, timeout_s=timeout_s)
+  want = told['num_processes'] if told else _number(env, 'PMIX_RANK') + 1
   if job.num_processes < want:
     text = (
       f'mpi4py is of another MPI than the mpirun that started this process: '
@@ -245,17 +248,17 @@ def from_open_mpi(env: Env) -> dict | None:
   """
   if 'OMPI_COMM_WORLD_RANK' not in env:
     return None
-  num_processes = int(env['OMPI_COMM_WORLD_SIZE'])
-  num_local = int(env.get('OMPI_COMM_WORLD_LOCAL_SIZE', '1'))
+  num_processes = _number(env, 'OMPI_COMM_WORLD_SIZE')
+  num_local = _number(env, 'OMPI_COMM_WORLD_LOCAL_SIZE', 1)
   job = env.get('OMPI_MCA_orte_hnp_uri') or env.get('PMIX_NAMESPACE', '')
   host = '127.0.0.1' if _is_on_one_host(env) else _mpi_host(job)
   return {
     'address': f'{host}:{_port(job, env)}' if host else None,
     'num_processes': num_processes,
-    'process_id': int(env['OMPI_COMM_WORLD_RANK']),
+    'process_id': _number(env, 'OMPI_COMM_WORLD_RANK'),
     'local_device_ids': _own_device(
       env,
-      local_id=int(env.get('OMPI_COMM_WORLD_LOCAL_RANK', '0')),
+      local_id=_number(env, 'OMPI_COMM_WORLD_LOCAL_RANK', 0),
       several=num_local > 1,
     ),
     'origin': 'Open MPI',
@@ -285,11 +288,10 @@ def from_kubernetes(
   """
   if 'KUBERNETES_SERVICE_HOST' not in env or 'JOB_COMPLETION_INDEX' not in env:
     return None
-  index = int(env['JOB_COMPLETION_INDEX'])
+  index = _number(env, 'JOB_COMPLETION_INDEX')
   if 'JOB_INDEX' in env and 'JAX_PROCESSES_PER_JOB' in env:
-    index += int(env['JOB_INDEX']) * int(env['JAX_PROCESSES_PER_JOB'])
-  num_processes = env.get('JAX_NUM_PROCESSES')
-  if num_processes is None:
+    index += _number(env, 'JOB_INDEX') * _number(env, 'JAX_PROCESSES_PER_JOB')
+  if 'JAX_NUM_PROCESSES' not in env:
     raise errors.UsageError(
       'This is a pod of an Indexed Job, but JAX_NUM_PROCESSES is not set: set '
       'it in the manifest to the number of pods.'
@@ -297,7 +299,7 @@ def from_kubernetes(
   return {
     'address': env.get('JAX_COORDINATOR_ADDRESS')
     or _first_pod(fqdn(), env['JOB_COMPLETION_INDEX'], env),
-    'num_processes': int(num_processes),
+    'num_processes': _number(env, 'JAX_NUM_PROCESSES'),
     'process_id': index,
     'origin': 'Kubernetes',
   }
@@ -309,6 +311,23 @@ def _first_pod(fqdn: str, index: str, env: Env) -> str | None:
   if not dot or not pod.endswith(f'-{index}'):
     return None
   return f'{pod.removesuffix(index)}0.{service}:{_port(service, env)}'
+
+
+def _number(env: Env, name: str, default: int | None = None) -> int:
+  """A variable that a launcher, or the user, has set to a number.
+
+  Raises:
+    UsageError: It is none.
+  """
+  text = env[name] if default is None else env.get(name, str(default))
+  try:
+    return int(text)
+  except ValueError:
+    raise errors.UsageError(
+      f'The environment says {name}={text}, which is no whole number. Set it '
+      'right, or unset it and say where this process belongs by '
+      '--coordinator_address, --num_processes and --process_id.'
+    ) from None
 
 
 def first_host(nodes: str) -> str:
@@ -336,6 +355,6 @@ def _own_device(
 
 def _port(job: str, env: Env) -> int:
   """The same port on every process, another one for another job."""
-  if port := env.get('JAX_COORDINATOR_PORT'):
-    return int(port)
+  if env.get('JAX_COORDINATOR_PORT'):
+    return _number(env, 'JAX_COORDINATOR_PORT')
   return _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS

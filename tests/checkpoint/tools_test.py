@@ -296,7 +296,7 @@ def test_rm_takes_away_a_step_and_its_record(run):
 
 
 def test_rm_needs_a_step(gda):
-  with pytest.raises(errors.UsageError, match='Which steps'):
+  with pytest.raises(errors.UsageError, match=r'Which steps .* rm \S+ 100$'):
     tools.remove(gda)
   assert tools.remove(step_dir(gda, 100)) == [100]
 

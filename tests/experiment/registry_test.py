@@ -257,3 +257,25 @@ def test_a_misspelt_package_suggests_one_of_the_current_directory(
     registry.get('mylab.lm.Tiny')
   assert f'no module mylab in {tmp_path}' in str(caught.value)
   assert 'Did you mean my_lab.lm.Tiny?' in str(caught.value)
+
+
+def test_a_module_is_told_by_the_experiments_in_it(package):
+  package.write('lm', 'Tiny', 'Small')
+  registry = package.registry()
+  for name in (f'{package.name}.lm', 'lm'):
+    with pytest.raises(errors.UnknownExperimentError) as caught:
+      registry.get(name)
+    said = str(caught.value)
+    assert f'--exp={name} is a module, not an experiment' in said
+    for known in ('Tiny', 'Small'):
+      assert f'{package.name}.lm.{known}' in said
+    assert said.count('For example: --exp=') == 1
+
+
+def test_a_module_without_experiments_says_how_one_is_made(package):
+  package.write('bare')
+  registry = package.registry()
+  with pytest.raises(
+    errors.UnknownExperimentError, match=r'bare is a module and registers no'
+  ):
+    registry.get(f'{package.name}.bare')

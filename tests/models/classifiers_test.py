@@ -127,11 +127,11 @@ def test_no_hidden_layers_is_a_linear_classifier():
   ('template', 'knobs', 'message'),
   [
     (MLP, {'num_classes': 0}, 'num_classes is 0'),
-    (MLP, {'input_shape': ()}, 'smallest_input_dim is 0'),
-    (MLP, {'hidden_dims': (3, 0)}, 'smallest_width is 0'),
+    (MLP, {'input_shape': ()}, r'input_shape is \(\): it needs'),
+    (MLP, {'hidden_dims': (3, 0)}, r'hidden_dims is \(3, 0\), must be >= 1'),
     (MLP, {'compute_dtype': 'int8'}, 'must be one of float32, bfloat16'),
     (CNN, {'input_shape': (6, 8, 1)}, 'not divisible by 4'),
-    (CNN, {'kernel_size': 0}, 'smallest_width is 0'),
+    (CNN, {'kernel_size': 0}, 'kernel_size is 0, must be >= 1'),
     (CNN, {'dropout_rate': 1.5}, 'dropout_rate is 1.5'),
   ],
 )

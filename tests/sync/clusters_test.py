@@ -279,3 +279,30 @@ def test_a_tpu_host_that_jax_cannot_place_says_what_to_give():
   assert found.returncode != 0
   assert 'SyncError: JAX could not find out of which job' in found.stderr
   assert '--num_processes=1' in found.stderr
+
+
+@pytest.mark.parametrize(
+  ('env', 'said'),
+  [
+    (
+      {
+        'SLURM_JOB_ID': '1',
+        'SLURM_STEP_NODELIST': 'a',
+        'SLURM_PROCID': '0',
+        'SLURM_STEP_NUM_TASKS': 'two',
+      },
+      'SLURM_STEP_NUM_TASKS=two, which is no whole number',
+    ),
+    (
+      {
+        'JAX_COORDINATOR_ADDRESS': 'a:1',
+        'JAX_NUM_PROCESSES': '2',
+        'JAX_PROCESS_ID': 'x',
+      },
+      'JAX_PROCESS_ID=x, which is no whole number',
+    ),
+  ],
+)
+def test_a_number_that_is_none_is_named(env, said):
+  with pytest.raises(errors.UsageError, match=said):
+    _find(env)

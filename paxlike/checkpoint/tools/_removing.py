@@ -59,9 +59,11 @@ def _choose(
 ) -> dict[int, str]:
   """Directory names of the steps that are meant."""
   if not steps and not place.only:
+    # Not the newest, which nobody means to lose.
+    example = min(place.names(), default=100)
     raise errors.UsageError(
       f'Which steps of {place.directory}? For example: paxlike ckpt {command} '
-      f'{place.directory} {max(place.names(), default=100)}'
+      f'{place.directory} {example}'
     )
   if not steps:
     name = fs.base_name(place.pick())
