@@ -115,6 +115,10 @@ class Child:
     except subprocess.TimeoutExpired:
       return None
 
+  def has_hung_up(self) -> bool:
+    """Whether it has ended, or is about to: it closes what it holds first."""
+    return self.connection is not None and self.connection.has_hung_up()
+
   def is_alive(self) -> bool:
     """Whether the process exists."""
     return self._popen.poll() is None

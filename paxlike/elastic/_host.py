@@ -248,10 +248,9 @@ class Host:
     worker = self.worker
     if worker is None:
       return
-    if worker.end is None:
+    # One that was faster may be the cause: `reap` finds out, in an instant.
+    if worker.end is None and worker.is_alive() and not worker.has_hung_up():
       worker.end, worker.text = end, text
-      if not worker.is_alive():  # it was faster, and may be the cause
-        _note_status(worker, worker.wait(0.0))
       self._tell()
     if worker.is_alive():
       worker.kill()

@@ -19,6 +19,7 @@ import hmac
 import json
 import os
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -152,6 +153,15 @@ class Connection:
   def set_timeout(self, timeout_s: float | None) -> None:
     """How long `receive` waits before it raises ClosedError; None: for ever."""
     self._sock.settimeout(timeout_s)
+
+  def has_hung_up(self) -> bool:
+    """Whether the other end is closed, whatever of it is still to be read."""
+    hang_up = select.poll()
+    try:
+      hang_up.register(self._sock, 0)  # which hears of nothing else
+    except (OSError, ValueError):  # closed here
+      return True
+    return bool(hang_up.poll(0))
 
   def close(self) -> None:
     """Ends the connection for both; wakes a thread that is in `receive`."""
