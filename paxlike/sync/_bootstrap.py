@@ -43,7 +43,7 @@ def bootstrap(
 
   Args:
     coordinator_address: HOST:PORT of process 0. What is None is detected:
-      JAX_COORDINATOR_ADDRESS and the like, Slurm, Open MPI, Kubernetes, TPU;
+      JAX_COORDINATOR_ADDRESS and the like, Slurm, MPI, Kubernetes, TPU;
       with nothing to detect the process is alone, and nothing is started.
     num_processes: How many processes the job has.
     process_id: Which one this is.

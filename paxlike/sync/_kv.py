@@ -4,6 +4,7 @@ The client (key-value store, barriers) has no public name in JAX; everything
 else of the package goes through `CoordinationStore`.
 """
 
+import os
 import socket
 import time
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import jax
 from jax._src import clusters, compilation_cache, compiler, distributed
+from jax._src.lib import utils  # pyright: ignore[reportPrivateImportUsage]
 
 from paxlike.sync import _store as store_lib
 
@@ -35,6 +37,7 @@ def connect(
   # Without this a dead peer is an abort on every process, with it an error
   # that can be told; ends do not wait five minutes for the dead.
   jax.config.update('jax_enable_recoverability', True)
+  _log_errors_alone()
   if process_id != 0:
     wait_for_listener(address, timeout_s=timeout_s)
   jax.distributed.initialize(
@@ -49,6 +52,16 @@ def connect(
   if process_id != 0:
     _keep_compiled_programs()
   return CoordinationStore(distributed.global_state.client)
+
+
+def _log_errors_alone() -> None:
+  """Spares logs the warnings of C++ code, unless all was asked for.
+
+  JAX follows its Python logger, where that has a level, and then forgets the
+  variable; and 1 is what it sets where nobody has.
+  """
+  level = int(os.environ.get('TF_CPP_MIN_LOG_LEVEL', '1'))
+  utils.absl_set_min_log_level(2 if level == 1 else level)
 
 
 def wait_for_listener(address: str, *, timeout_s: float) -> None:

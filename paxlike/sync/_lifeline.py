@@ -57,7 +57,7 @@ class _Peer:
   def last(self) -> str:
     """Where it last said that it was."""
     ago_s = time.monotonic() - self.heard_s
-    return f'; {ago_s:.0f} s before it was at {self.at}' if self.at else ''
+    return f'; {ago_s:.1f} s before it was at {self.at}' if self.at else ''
 
 
 class Hub:

@@ -43,6 +43,9 @@ def test_a_killed_process_is_the_reason_in_the_status(tmp_path, guilty):
   assert other.status == 1, other.output
   text = f'Process {guilty} ended without saying why'
   assert other.output.count(text) == 1, other.output
+  assert 'recoverable task' not in other.output
+  *_, before, last = other.output.splitlines()
+  assert text in last or text in before, other.output
   status = status_of(tmp_path)
   assert status.state == 'failed'
   assert text in status.reason
@@ -78,6 +81,31 @@ def _trained(tmp_path_factory):
   (ended,) = jobs.run('Plain', 'train', directory, 1, '--set=NUM_TRAIN_STEPS=5')
   assert ended.status == 0, ended.output
   return directory
+
+
+@pytest.mark.parametrize('guilty', [0, 1])
+@pytest.mark.parametrize('mode', ['eval', 'decode'])
+def test_a_killed_process_is_the_reason_in_other_modes_too(
+  trained, tmp_path, mode, guilty
+):
+  def kill(processes):
+    for process in processes:
+      process.wait_for('now: eval')
+    processes[guilty].signal(signal.SIGKILL)
+
+  ended = jobs.run(
+    'Eval',
+    mode,
+    tmp_path,
+    2,
+    f'--restore_checkpoint_dir={trained}/checkpoints',
+    during=kill,
+  )
+  harness.assert_all_ended(ended)
+  assert ended[1 - guilty].status == 1, ended[1 - guilty].output
+  status = reporting.read_status(str(tmp_path), mode)
+  assert status.state == 'failed'
+  assert f'Process {guilty} ended without saying why' in status.reason
 
 
 @pytest.mark.parametrize('mode', ['train', 'eval', 'decode'])
