@@ -183,7 +183,7 @@ def push(peer: Peer, piece: _facts.Piece, directory: str) -> bool:
         offset += len(data)
   # The worker takes the name away before it touches the memory again: if the
   # name is there, all that was read before was whole.
-  # (snapshots_test.py::test_a_piece_that_is_overwritten_while_sent_is_dropped)
+  # (transfer_test.py::test_a_piece_that_is_overwritten_while_sent_is_dropped)
   if _memory.read_piece(directory) != piece:
     return False
   peer.ask({'kind': 'whole', 'facts': _facts.to_message(piece)})
