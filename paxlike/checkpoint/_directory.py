@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 
 from absl import logging
 
-from paxlike.checkpoint import _commit, _history, _layout, _sweep
+from paxlike.checkpoint import _history, _jobs, _layout, _sweep
 from paxlike.core import errors, fs
 
 
-def look(place: _commit.Place) -> bytes:
+def look(place: _jobs.Place) -> bytes:
   """Lists what is committed; changes nothing.
 
   Looks again where the only step that was there was swept in between: a newer
@@ -27,7 +27,7 @@ def look(place: _commit.Place) -> bytes:
     before = there
 
 
-def _step_names(place: _commit.Place) -> set[str]:
+def _step_names(place: _jobs.Place) -> set[str]:
   """Names of all that may be steps, whole or not."""
   try:
     names = place.file_system.list_dir(place.directory)
@@ -36,7 +36,7 @@ def _step_names(place: _commit.Place) -> set[str]:
   return {name for name in names if _layout.parse_step(name) is not None}
 
 
-def take_over(place: _commit.Place) -> bytes:
+def take_over(place: _jobs.Place) -> bytes:
   """Makes the directory ours: claims it, clears litter.
 
   Raises:
@@ -72,7 +72,7 @@ def take_over(place: _commit.Place) -> bytes:
 
 
 def set_aside(
-  place: _commit.Place,
+  place: _jobs.Place,
   damaged: Collection[int],
   kept: Sequence[_history.Record],
 ) -> bytes:
@@ -89,7 +89,7 @@ def set_aside(
   return _history.encode(kept)
 
 
-def _set_aside(place: _commit.Place, path: str) -> None:
+def _set_aside(place: _jobs.Place, path: str) -> None:
   step = _layout.parse_step(fs.base_name(path))
   assert step is not None
   name = _layout.damaged_name(step, now_s=place.clock.now_s())
@@ -98,7 +98,7 @@ def _set_aside(place: _commit.Place, path: str) -> None:
   logging.warning('%s is damaged; it was set aside as %s.', path, target)
 
 
-def _claim(place: _commit.Place) -> None:
+def _claim(place: _jobs.Place) -> None:
   """Makes the directory, and no other writer's; tells whether we can write."""
   try:
     place.file_system.make_dirs(place.directory)
@@ -111,7 +111,7 @@ def _claim(place: _commit.Place) -> None:
 
 
 def delete(
-  place: _commit.Place,
+  place: _jobs.Place,
   doomed: Collection[int],
   kept: Sequence[_history.Record],
 ) -> bytes:

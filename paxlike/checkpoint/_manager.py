@@ -1,8 +1,5 @@
 """The checkpoint manager: what a trainer saves to and restores from."""
 
-import concurrent.futures
-import functools
-import operator
 import os
 import re
 import time
@@ -14,12 +11,14 @@ from absl import logging
 
 from paxlike import sync
 from paxlike.checkpoint import (
+  _background,
   _claims,
   _commit,
   _config,
   _directory,
   _first,
   _history,
+  _jobs,
   _restoring,
   _staging,
   _state,
@@ -29,9 +28,6 @@ from paxlike.checkpoint import (
 from paxlike.checkpoint import _restore as restore_lib
 from paxlike.core import clock as clocks
 from paxlike.core import errors, fs
-from paxlike.protos import checkpoint_pb2 as pb
-
-_SLOW_S = 0.05
 
 
 class CheckpointManager:
@@ -76,7 +72,7 @@ class CheckpointManager:
     self._fs = file_system or fs.for_path(self._directory)
     self._clock = clock
     self._read_only = read_only
-    self._place = _commit.Place(
+    self._place = _jobs.Place(
       directory=self._directory,
       file_system=self._fs,
       world=self._world,
@@ -90,15 +86,9 @@ class CheckpointManager:
     # Who drops a manager and does not close it stands in nobody's way.
     self._give_back = weakref.finalize(self, self._place.claim.release)
     self._arena = _staging.Arena(max_bytes=self._config.max_host_bytes)
-    self._writer = concurrent.futures.ThreadPoolExecutor(
-      1, thread_name_prefix='checkpoint-commit'
+    self._background = _background.Background(
+      on_save_error=self._config.on_save_error
     )
-    self._remover = concurrent.futures.ThreadPoolExecutor(
-      1, thread_name_prefix='checkpoint-remove'
-    )
-    self._in_flight: concurrent.futures.Future[_commit.Committed] | None = None
-    self._in_flight_step = -1
-    self._preparing: concurrent.futures.Future[None] | None = None
     self._num_calls = 0
     self._has_met = False
     self._is_closed = False
@@ -200,13 +190,13 @@ class CheckpointManager:
 
   def _newest_step(self) -> int | None:
     newest = self._records[-1].step if self._records else -1
-    if self._in_flight is not None:
-      newest = max(newest, self._in_flight_step)
+    if self._background.has_save:
+      newest = max(newest, self._background.step)
     return newest if newest >= 0 else None
 
   def is_saving(self) -> bool:
     """Whether a save is still being written in the background."""
-    return self._in_flight is not None and not self._in_flight.done()
+    return self._background.is_saving
 
   # --- saving
 
@@ -226,7 +216,7 @@ class CheckpointManager:
       process=self._world.process_index,
       file_system=self._fs,
     )
-    self._preparing = self._writer.submit(self._arena.touch)
+    self._background.prepare(self._arena.touch)
 
   def save(
     self,
@@ -262,7 +252,7 @@ class CheckpointManager:
       UsageError: A step or a metric is no number; nothing was saved.
     """
     self._check_writable()
-    number = _check_step(step)
+    number = _jobs.check_step(step)
     self._wait_for_last(number)
     if not self._accepts(number, force=force, overwrite=overwrite):
       return False
@@ -271,87 +261,39 @@ class CheckpointManager:
       self._place, name, state, step=number, meets=not self._has_met
     )
     self._has_met = True
-    job = self._job(name, number, state, items or {}, metrics or {}, overwrite)
+    job = _jobs.make(
+      self._place,
+      self._arena,
+      state,
+      step=number,
+      name=name,
+      items=items or {},
+      metrics=metrics or {},
+      records=self._records,
+      overwrite=overwrite,
+    )
     self._last_save_s = self._clock.monotonic_s()
-    self._in_flight_step = number
-    self._in_flight = self._writer.submit(self._commit, job)
+    self._background.save(number, lambda: self._commit(job))
     try:
       job.staged.fill()
     except Exception as e:
       # The commit has it too, and tells every process. Only a mistake of the
       # caller is raised here and now.
       if isinstance(e, errors.UsageError):
-        self._let_go()
+        self._background.let_go()
         raise
     except BaseException:
-      self._let_go()
+      self._background.let_go()
       raise
     if not self._config.async_save:
       self.wait()
     return True
 
-  def _job(
-    self,
-    name: str,
-    step: int,
-    state: Any,
-    items: Mapping[str, Any],
-    metrics: Mapping[str, Any],
-    overwrite: bool,
-  ) -> _commit.Job:
-    """What is to be committed, or a job that tells all why it cannot be.
-
-    Others may be able to save where this process is not, and must not wait
-    for it until their deadline: so it takes part, and fails within.
-    """
-    make = functools.partial(
-      _commit.Job,
-      step=step,
-      name=name,
-      records=tuple(self._records),
-      overwrite=overwrite,
-    )
-    try:
-      encoded = {k: _commit.encode_item(k, v) for k, v in items.items()}
-      numbers = {k: _number(step, k, v) for k, v in metrics.items()}
-      apart = _state.take_apart(state)
-      staged, layouts = _stores.stage(
-        self._kind,
-        apart,
-        self._arena,
-        step=step,
-        process=self._world.process_index,
-        file_system=self._fs,
-      )
-    except Exception as e:
-      if isinstance(e, errors.UsageError) and self._world.process_count == 1:
-        raise
-      return make(
-        staged=_stores.Unstaged(e),
-        state=_state.State(pb.Node(), (), ()),
-        layouts=(),
-        items={},
-        metrics={},
-      )
-    return make(
-      staged=staged,
-      state=_state.State(apart.tree, apart.arrays, ()),
-      layouts=layouts,
-      items=encoded,
-      metrics=numbers,
-    )
-
-  def _let_go(self) -> None:
-    """Waits for a save whose outcome this process has from elsewhere."""
-    assert self._in_flight is not None
-    concurrent.futures.wait([self._in_flight])
-    self._in_flight = None
-
-  def _commit(self, job: _commit.Job) -> _commit.Committed:
+  def _commit(self, job: _jobs.Job) -> _jobs.Committed:
     started_s = time.monotonic()
     done = _commit.Commit(self._place, job).run()
     if done.hidden:
-      self._remover.submit(_sweep.remove, self._fs, done.hidden)
+      self._background.remove(lambda: _sweep.remove(self._fs, done.hidden))
     logging.info(
       'Step %d saved in %s, %.2f s.',
       job.step,
@@ -373,7 +315,7 @@ class CheckpointManager:
       logging.warning(
         'Saving step %d waits for step %d, which is still being written.',
         step,
-        self._in_flight_step,
+        self._background.step,
       )
     self.wait()
 
@@ -400,33 +342,14 @@ class CheckpointManager:
     Raises:
       SaveError: What was being written failed, here or on another process.
     """
-    if self._preparing is not None:
-      # Touching a page writes to it.
-      preparing, self._preparing = self._preparing, None
-      preparing.result()
-    if self._in_flight is not None:
-      concurrent.futures.wait([self._in_flight])
+    self._background.wait()
     self._collect()
 
   def _collect(self, *, raises: bool = True) -> None:
-    """Takes the result of a save that has ended, and raises its error."""
-    if self._in_flight is None or not self._in_flight.done():
-      return
-    # Only calls that wait may raise: they do so at the same place of the
-    # program on every process, however far each one's writer has come.
-    if not raises and self._in_flight.exception() is not None:
-      return
-    done, self._in_flight = self._in_flight, None
-    try:
-      self._records = list(done.result().records)
-    except errors.SaveError as e:
-      if self._config.on_save_error == 'stop' or isinstance(
-        e.__cause__, errors.SyncError
-      ):
-        raise
-      logging.exception(
-        'Step %d was not saved; training goes on.', self._in_flight_step
-      )
+    """Takes note of a save that has ended."""
+    done = self._background.take(raises=raises)
+    if done is not None:
+      self._records = list(done.records)
 
   def close(self) -> None:
     """Waits for what is being written and lets go of everything.
@@ -440,8 +363,7 @@ class CheckpointManager:
     try:
       self.wait()
     finally:
-      self._writer.shutdown()
-      self._remover.shutdown()
+      self._background.close()
       self._give_back()
 
   # --- restoring
@@ -524,30 +446,3 @@ class CheckpointManager:
       'delete', lambda: _directory.delete(self._place, doomed, kept)
     )
     self._records = kept
-
-
-def _check_step(step: Any) -> int:
-  """The step as an int; refuses what is no count of updates."""
-  try:
-    number = -1 if isinstance(step, bool) else operator.index(step)
-  except TypeError:
-    number = -1
-  if number < 0:
-    raise errors.UsageError(
-      f'Step {step!r} cannot be saved: a step is a whole number of updates, 0 '
-      f'or more, and this is a {type(step).__name__}.'
-    )
-  return number
-
-
-def _number(step: int, name: str, value: Any) -> float:
-  """A metric as a number, NaN included; refuses what is none."""
-  try:
-    if not isinstance(value, (str, bytes)):
-      return float(value)
-  except (TypeError, ValueError):
-    pass
-  raise errors.UsageError(
-    f'Step {step} cannot be saved with metric {name!r}: {value!r} is a '
-    f'{type(value).__name__} and no number. Text belongs into items.'
-  )

@@ -16,10 +16,10 @@ from absl import logging
 
 from paxlike.checkpoint import (
   _boxes,
-  _commit,
   _first,
   _history,
   _integrity,
+  _jobs,
   _layout,
   _leases,
   _manifest,
@@ -72,7 +72,7 @@ class Restoring:
 
   def __init__(
     self,
-    place: _commit.Place,
+    place: _jobs.Place,
     *,
     name: str,
     selection: restore_lib.Selection,
@@ -305,7 +305,7 @@ def read_item(
     size=item.size,
     crc=item.crc32c,
   )
-  return _commit.decode_item(item.encoding, payload)
+  return _jobs.decode_item(item.encoding, payload)
 
 
 def read_all(

@@ -8,6 +8,7 @@ from paxlike.checkpoint import (
   _commit,
   _config,
   _history,
+  _jobs,
   _layout,
   _staging,
   _state,
@@ -52,7 +53,7 @@ def save(
   file_system.make_dirs(directory)
   names = _history.committed_names(file_system, directory)
   config = _config.CheckpointConfig(type=kind, async_save=False)
-  place = _commit.Place(
+  place = _jobs.Place(
     directory=directory,
     file_system=file_system,
     world=sync.SoloWorld(),
@@ -72,7 +73,7 @@ def save(
     file_system=file_system,
   )
   staged.fill()
-  job = _commit.Job(
+  job = _jobs.Job(
     step=step,
     name=f'convert/{os.getpid()}/{step}',
     staged=staged,
