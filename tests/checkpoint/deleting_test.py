@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from paxlike import checkpoint, sync
+from paxlike.core import errors
 from tests.checkpoint import samples
 from tests.fakes import faulty_fs
 from tests.fakes import world as fake_world
@@ -115,6 +116,12 @@ def test_with_one_kept_a_failed_save_leaves_the_old_step(tmp_path, kind):
 
 def test_leftovers_alone_are_a_fresh_start_and_are_told(tmp_path, caplog):
   (tmp_path / 'tmp_5.checkpoint_00000100').mkdir(parents=True)
+  # Where a step was asked for, they are none.
+  with (
+    checkpoint.CheckpointManager(tmp_path, read_only=True) as reader,
+    pytest.raises(errors.CheckpointNotFoundError, match='no step'),
+  ):
+    reader.restore(samples.small())
   with checkpoint.CheckpointManager(tmp_path) as manager:
     assert manager.latest_step() is None
     assert manager.save(100, samples.small(100))

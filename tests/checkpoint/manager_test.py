@@ -369,6 +369,43 @@ def test_a_directory_without_manifest_is_no_step(tmp_path):
     assert m.steps() == [7, 8]
 
 
+def test_only_what_has_its_marker_counts_and_only_what_is_whole_restores(
+  tmp_path,
+):
+  with manager(tmp_path) as m:
+    for step in (4, 6, 7):
+      m.save(step, states.small(step), items={'input_state': step})
+  (tmp_path / 'checkpoints.pb').unlink()
+  (tmp_path / 'checkpoint_00000005').mkdir()
+  # Metadata alone, and a marker with data that was cut off.
+  for name in ('MANIFEST', 'p00000.data'):
+    (tmp_path / 'checkpoint_00000006' / name).unlink()
+  data = tmp_path / 'checkpoint_00000007' / 'p00000.data'
+  os.truncate(data, data.stat().st_size // 2)
+  with manager(tmp_path, read_only=True) as m:
+    assert m.steps() == [4, 7]
+    with pytest.raises(errors.CheckpointDamagedError, match=r'7/p00000\.data'):
+      m.restore(states.small())
+  with manager(tmp_path, read_only=True, fallback=True) as m:
+    assert m.restore(states.small()).step == 4
+
+
+def test_a_reader_that_starts_amid_a_save_leaves_it_alone(tmp_path):
+  disk = Gate()
+  with manager(tmp_path, file_system=disk) as m:
+    m.save(1, states.small(1))
+    while not (being_written := list(tmp_path.glob('tmp_*'))):
+      assert m.is_saving()
+    with manager(tmp_path, read_only=True) as reader:
+      assert reader.steps() == []
+      with pytest.raises(errors.CheckpointNotFoundError, match='no step'):
+        reader.restore(states.small())
+    assert list(tmp_path.glob('tmp_*')) == being_written
+    disk.opened.set()
+    m.wait()
+    states.assert_equal(m.restore(states.small()).state, states.small(1))
+
+
 def test_leftovers_are_cleared_by_the_owner_and_by_no_one_else(
   tmp_path, caplog
 ):

@@ -175,6 +175,28 @@ def test_fifty_saves_in_a_row(tmp_path):
   assert fake_world.run(COUNT, job) == [[48, 49]] * 2
 
 
+def test_processes_that_built_their_dicts_in_other_orders_agree(tmp_path):
+  state = sharded()
+
+  def save(where, is_turned):
+    def job(world):
+      turned = is_turned and world.process_index == 1
+      names = list(state)[:: -1 if turned else 1]
+      with manager(where, world) as m:
+        m.save(1, {name: state[name] for name in names})
+        m.wait()
+        found = m.restore(samples.abstract(state)).state
+      samples.assert_equal(found, state)
+
+    fake_world.run(COUNT, job)
+    # Without the page that names the attempt.
+    return {p.name: p.read_bytes()[4096:] for p in where.rglob('*.data')}
+
+  straight = save(tmp_path / 'a', False)
+  assert len(straight) == 2
+  assert save(tmp_path / 'b', True) == straight
+
+
 def test_two_managers_save_the_same_step_at_once(tmp_path):
   state = sharded()
 

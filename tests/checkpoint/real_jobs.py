@@ -5,6 +5,8 @@ job, with other devices, knows what it must find.
 """
 
 import pathlib
+import random
+import time
 import zlib
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +18,7 @@ import pytest
 
 from paxlike import checkpoint, sync
 from paxlike.core import errors
+from tests.fakes import faulty_fs
 
 P = jax.sharding.PartitionSpec
 STEP = 7
@@ -256,3 +259,78 @@ def cannot_stage_on_one(
   manager.close()
   assert manager.steps() == [1, 3]
   print('all told', flush=True)
+
+
+def saves_in_pairs(world: sync.World, directory: str) -> None:
+  """Fifty times two saves in a row, the second while the first is written."""
+  made = {name: _put(name, mesh('straight')) for name in ('rows', 'large_rows')}
+  with _manager(
+    directory, world, 'GDA', keep_policy=checkpoint.KeepPolicy(max_to_keep=2)
+  ) as manager:
+    for pair in range(50):
+      assert manager.save(2 * pair, made)
+      assert manager.save(2 * pair + 1, made)
+    manager.wait()
+    assert manager.steps() == [98, 99]
+    _assert_same(manager.restore(jax.tree.map(_abstract, made)).state, made)
+  print('hundred saved', flush=True)
+
+
+def hangs_on_one(world: sync.World, directory: str) -> None:
+  """The disk of process 1 does not come back from a call for a while."""
+  disk = faulty_fs.FaultyFileSystem(
+    faulty_fs.DelayWhen(
+      lambda _, call: call.method == 'create' and world.process_index == 1,
+      lambda: time.sleep(15.0),
+    )
+  )
+  manager = checkpoint.CheckpointManager(
+    directory,
+    config=checkpoint.CheckpointConfig(timeout_s=5.0),
+    world=world,
+    file_system=disk,
+  )
+  started_s = time.monotonic()
+  manager.save(1, {'rows': _put('rows', mesh('straight'))})
+  with pytest.raises(errors.SaveError) as caught:
+    manager.wait()
+  if world.process_index == 0:
+    assert time.monotonic() - started_s < 12.0
+    assert 'process 1' in str(caught.value)
+  print(f'told: {caught.value}', flush=True)
+  manager.close()
+
+
+def saves_lists_deletes(world: sync.World, directory: str) -> None:
+  """A hundred rounds in which every call to the disk is late by chance."""
+  chance = random.Random(world.process_index)
+
+  def late() -> faulty_fs.FaultyFileSystem:
+    return faulty_fs.FaultyFileSystem(
+      faulty_fs.DelayWhen(
+        lambda number, call: True,
+        lambda: time.sleep(chance.expovariate(1.0) * 0.0004),
+      )
+    )
+
+  on = mesh('straight')
+  with (
+    _manager(directory, world, 'GDA', file_system=late()) as manager,
+    _manager(
+      directory, sync.SoloWorld(), 'GDA', file_system=late(), read_only=True
+    ) as reader,
+  ):
+    for step in range(1, 101):
+      manager.save(step, {'rows': _put('rows', on)}, items={'at': step})
+      seen = reader.steps()
+      assert seen == sorted(seen)
+      if seen:
+        found = reader.restore(only='nothing')
+        assert found.items == {'at': found.step}
+      if step > 2:
+        manager.delete(step - 2)
+      if step % 10 == 0:
+        manager.forget_above(step - 1)
+    manager.wait()
+    assert manager.steps() == [99]
+  print('no error in 100 rounds', flush=True)

@@ -64,6 +64,23 @@ def test_a_run_goes_on_with_more_and_with_fewer_processes(tmp_path):
     run('goes_on', count, tmp_path, order, says=f'at {at}')
 
 
+def test_two_saves_in_a_row_fifty_times(tmp_path):
+  run('saves_in_pairs', 2, tmp_path, says='hundred saved')
+
+
+def test_a_writer_that_hangs_is_named_after_the_deadline(tmp_path):
+  ended = harness.run(
+    f'{_JOBS}:hangs_on_one', 2, str(tmp_path), timeout_s=120.0
+  )
+  harness.assert_all_ended(ended)
+  ended[0].said_s('told: Step 1 was not saved')
+  assert not list(tmp_path.glob('checkpoint_*'))
+
+
+def test_saves_lists_and_deletes_beside_each_other_raise_nothing(tmp_path):
+  run('saves_lists_deletes', 2, tmp_path, says='no error in 100 rounds')
+
+
 def test_rows_that_the_mesh_does_not_divide_are_refused_by_name(tmp_path):
   run('indivisible', 2, tmp_path, says='all equal')
 

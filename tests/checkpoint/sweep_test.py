@@ -215,22 +215,36 @@ def test_a_real_directory_keeps_what_the_model_keeps(tmp_path, zone):
   assert on_disk == model.steps
 
 
-def test_a_resumed_run_keeps_the_same_set_as_an_uninterrupted_one(tmp_path):
+def read_history(directory):
+  path = directory / 'checkpoints.pb'
+  return path.read_bytes() if path.exists() else b''
+
+
+@pytest.mark.parametrize('zone', ZONES)
+def test_a_resumed_run_keeps_the_same_set_as_an_uninterrupted_one(
+  tmp_path, zone
+):
   policy = checkpoint.KeepPolicy(
     max_to_keep=1, keep_interval=datetime.timedelta(hours=2)
   )
 
-  def run(directory, restarts):
-    clock = fake_clock.FakeClock()
+  def run(directory, restarts, *, is_killed=False):
+    clock = fake_clock.FakeClock(BEFORE_DST_S)
     manager = checkpoint.CheckpointManager(
       directory, keep_policy=policy, clock=clock
     )
+    history = b''
     for step in range(12):
       if step in restarts:
         manager.close()
+        if is_killed:
+          # Amid the next save, and before the last one was in the history.
+          (directory / 'checkpoints.pb').write_bytes(history)
+          (directory / f'tmp_17.checkpoint_{step:08d}').mkdir()
         manager = checkpoint.CheckpointManager(
           directory, keep_policy=policy, clock=clock
         )
+      history = read_history(directory)
       manager.save(step, samples.small(step))
       manager.wait()
       clock.advance_s(HOUR_S)
@@ -238,9 +252,26 @@ def test_a_resumed_run_keeps_the_same_set_as_an_uninterrupted_one(tmp_path):
     manager.close()
     return steps
 
-  straight = run(tmp_path / 'a', ())
-  assert straight == [0, 2, 4, 6, 8, 10, 11]
-  assert run(tmp_path / 'b', (1, 4, 7, 8)) == straight
+  with time_zone(zone):
+    straight = run(tmp_path / 'a', ())
+    assert straight == [0, 2, 4, 6, 8, 10, 11]
+    assert run(tmp_path / 'b', (1, 4, 7, 8)) == straight
+    assert run(tmp_path / 'c', (2, 4, 7, 8), is_killed=True) == straight
+
+
+@pytest.mark.parametrize('zone', ZONES)
+def test_a_change_of_zone_or_of_summer_time_is_no_clock_that_went_back(
+  tmp_path, caplog, zone
+):
+  clock = fake_clock.FakeClock(BEFORE_DST_S)
+  for step in range(4):
+    with (
+      time_zone(zone if step % 2 else 'Asia/Kolkata'),
+      checkpoint.CheckpointManager(tmp_path, clock=clock) as manager,
+    ):
+      manager.save(step, samples.small(step))
+    clock.advance_s(HOUR_S)
+  assert 'clock went back' not in caplog.text
 
 
 def test_a_clock_that_went_back_is_told_and_loses_nothing(tmp_path, caplog):

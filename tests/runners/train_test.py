@@ -108,17 +108,27 @@ def test_three_runs_are_bit_for_bit_the_same_as_one(tmp_path):
   assert losses(tmp_path / 'a') == losses(tmp_path / 'b')
 
 
-def test_evaluating_never_changes_training(tmp_path):
-  def task(interval):
-    return tiny_task.make_task(
-      num_train_steps=8, eval_interval_steps=interval, noise=0.3
-    )
+def test_evaluating_and_decoding_never_change_training(tmp_path):
+  class Decoding(tiny_task.LinearTask):
+    def decode(self, mdl_vars, batch, *, key):
+      noise = jax.random.normal(key, batch['inputs'].shape[:1])
+      return {'sum': batch['inputs'].sum(axis=1) + noise}
+
+  def task(**intervals):
+    made = tiny_task.make_task(num_train_steps=8, **intervals)
+    return Decoding(noise=0.3, learner=made.learner, train=made.train)
 
   test_input = tiny_task.make_input(10, name='test', is_training=False)
-  plain = run(tmp_path / 'a', task=task(8))
+  plain = run(tmp_path / 'a', task=task(eval_interval_steps=8))
   evaluated = run(
-    tmp_path / 'b', task=task(1), eval_input_p=[test_input], eval_on_test=True
+    tmp_path / 'b',
+    task=task(eval_interval_steps=1, decode_interval_steps=1),
+    eval_input_p=[test_input],
+    decode_input_p=test_input,
+    eval_on_test=True,
   )
+  outputs = tmp_path / 'b' / 'decoder_out' / 'test'
+  assert len(list(outputs.glob('decoder_out_*'))) >= 8
   np.testing.assert_array_equal(kernel(plain), kernel(evaluated))
   lines = reporting.read_metrics(str(tmp_path / 'b'), 'eval_test_test')
   assert [line['step'] for line in lines] == list(range(1, 9))
