@@ -25,7 +25,6 @@ _START_S = 120.0  # for a worker to take up its plan
 _TOGETHER_S = 15.0  # for the others, once one has ended in good order
 _DRAIN_S = 300.0
 _DUMP_S = 1.0
-_BLAME_S = 1.0  # beyond the silence of a host, to know why a worker ended
 _KILL_STUCK_S = 2.0
 _STOP_WITHOUT_WORKERS_S = 10.0
 
@@ -264,7 +263,7 @@ class Membership:
     self._fault = _blame.Fault(
       what=what,
       plan=self.order.plan,
-      until_s=now_s + self._policy.silence_s + _BLAME_S,
+      until_s=now_s + _READY_WAIT_S,  # who is waited for till then anyway
       named=tuple(named),
     )
     self._hold(self.order.generation, now_s, what)
