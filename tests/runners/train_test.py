@@ -1,5 +1,6 @@
 import functools
 import json
+import os
 import socket
 import subprocess
 import time
@@ -524,7 +525,8 @@ def test_a_second_trainer_in_the_directory_is_refused_while_one_lives(
       run(tmp_path)
   finally:
     other.kill()
-  # Not even waited for: a job that was killed is no longer in the way.
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+  # Dead, though nobody has waited for it: it is no longer in the way.
   assert run(tmp_path).step == 6
   other.wait()
 
