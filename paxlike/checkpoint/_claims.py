@@ -21,6 +21,8 @@ import socket
 import threading
 from typing import Any
 
+from absl import logging
+
 from paxlike.checkpoint import _layout
 from paxlike.core import clock as clocks
 from paxlike.core import errors, fs, processes
@@ -237,6 +239,7 @@ class Claim:
   def _wait_until_alone(self) -> None:
     """Removes what the dead left, and waits for those who may be dead."""
     begin_s = self._clock.monotonic_s()
+    has_told = False
     seen: dict[str, bytes] = {}
     while True:
       waited_s = self._clock.monotonic_s() - begin_s
@@ -251,6 +254,14 @@ class Claim:
             raise errors.CheckpointBusyError(self._refusal(other))
       if not rivals:
         return
+      if not has_told and not rivals[0].is_near:
+        has_told = True
+        logging.warning(
+          '%s was being written by %s: waiting up to %d s for word of it.',
+          self._directory,
+          rivals[0],
+          _SILENCE_S,
+        )
       self._clock.sleep_s(_LOOK_S if waited_s < _SETTLE_S else 1.0)
 
   def _is_in_the_way(self, other: _Holder, waited_s: float) -> bool:

@@ -334,13 +334,14 @@ def test_a_full_disk_can_be_claimed_and_cleared(tmp_path):
 
 
 def test_one_elsewhere_is_dead_when_its_file_does_not_change(
-  tmp_path, monkeypatch
+  tmp_path, monkeypatch, caplog
 ):
   clock = fake_clock.FakeClock()
   old = far_claim(tmp_path, monkeypatch, clock=clock)
   mine = claim(tmp_path, clock=clock)
   mine.take()
   assert 60.0 <= clock.monotonic_s() < 63.0
+  assert caplog.text.count('waiting up to 60 s') == 1
   mine.check()
   with pytest.raises(errors.CheckpointBusyError, match='taken over by '):
     old.check()
