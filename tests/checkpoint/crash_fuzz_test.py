@@ -98,7 +98,10 @@ def test_a_killed_overwrite_leaves_the_step_pinned(fuzz: _Fuzz):
 def test_five_crashes_in_a_row_leave_no_more_than_one(fuzz: _Fuzz, kind):
   found = fuzz('five_lives', kind=kind)
   assert found['killed'] == 5
-  assert found['most_names'] <= 6
+  assert not found['survivors']
+  # Two kept and one more, the history, the writer's name, one being written,
+  # and three on their way out.
+  assert found['most_names'] <= 9
 
 
 @pytest.mark.parametrize('kind', states.KINDS)

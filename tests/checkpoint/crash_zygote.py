@@ -276,9 +276,12 @@ def five_lives(how: dict[str, Any]) -> dict[str, Any]:
   """One run that is killed in five saves, each time somewhere else.
 
   Returns:
-    'killed', how often; 'most_names', how many names there were at most.
+    'killed', how often; 'most_names', how many names there were at most;
+    'survivors', what of a crash was still there after the next one.
   """
   most_names = killed = 0
+  before: set[str] = set()
+  survivors: list[str] = []
 
   def live(directory, disk, how):
     with _manager(directory, disk, how) as manager:
@@ -291,15 +294,19 @@ def five_lives(how: dict[str, Any]) -> dict[str, Any]:
     for life in range(5):
       fault = faulty_fs.DieAt(60 + 7 * life)
       killed += _run_child(live, directory, fault, how)
-      most_names = max(most_names, len(os.listdir(directory)))
+      names = os.listdir(directory)
+      most_names = max(most_names, len(names))
+      litter = {name for name in names if name.startswith(_LITTER)}
+      survivors += sorted(litter & before)
+      before = litter
       with states.manager(directory, how['kind'], read_only=True) as reader:
         found = reader.restore()
       states.assert_equal(found.state, states.plain(found.step))
     with _manager(directory, faulty_fs.FaultyFileSystem(), how) as manager:
       _save(manager, (manager.latest_step() or 0) + 1)
-    litter = [n for n in os.listdir(directory) if n.startswith(_LITTER)]
+    litter = {n for n in os.listdir(directory) if n.startswith(_LITTER)}
     assert not litter, litter
-  return {'killed': killed, 'most_names': most_names}
+  return {'killed': killed, 'most_names': most_names, 'survivors': survivors}
 
 
 def main() -> None:
