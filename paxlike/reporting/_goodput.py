@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from paxlike.core import errors
-from paxlike.reporting import _goodput_log
+from paxlike.reporting import _goodput_log, _status
 
 _BAR_CHARS = 40
 _USEFUL = 'useful steps'
@@ -16,6 +16,7 @@ _LOST = 'steps done again'
 _AWAY = 'not running'
 _FORMING = 'forming, and not running'  # where hosts come and go
 _MOST_CHARS = 100  # of the reason for a recovery
+_MOST_ENDING_CHARS = 200  # of that for the end
 _LEAST_S = 0.05  # less is shown as nothing
 # Phase of a worker to the cause that people read.
 _CAUSES = {
@@ -26,6 +27,7 @@ _CAUSES = {
   'restore': 'building and restoring',
   'eval': 'evaluating',
   'decode': 'decoding',
+  'stall': 'standing still',
 }
 
 
@@ -111,11 +113,22 @@ def goodput(job_log_dir: str) -> Goodput:
       f'{_goodput_log.path(job_log_dir)} has no events. Give the job_log_dir '
       'of a training job that has begun.'
     )
-  return summarize(events)
+  try:
+    status = _status.read_status(job_log_dir, 'train')
+  except errors.ReportingError:
+    status = None
+  return summarize(events, status)
 
 
-def summarize(events: Sequence[dict[str, Any]]) -> Goodput:
-  """Adds up the events of a job, oldest first."""
+def summarize(
+  events: Sequence[dict[str, Any]], status: _status.Status | None = None
+) -> Goodput:
+  """Adds up the events of a job.
+
+  Args:
+    events: Oldest first.
+    status: What the job last said of itself, for how it ended.
+  """
   last: dict[Any, dict[str, Any]] = {}
   for event in events:
     if event.get('totals_s'):
@@ -142,26 +155,47 @@ def summarize(events: Sequence[dict[str, Any]]) -> Goodput:
     wall_s=wall_s,
     seconds={cause: s for cause, s in seconds.items() if s or cause == _USEFUL},
     recoveries=_recoveries(events, lost),
-    ending=_ending(events),
+    ending=_ending(events, status),
   )
 
 
-def _ending(events: Sequence[dict[str, Any]]) -> str:
+def _ending(
+  events: Sequence[dict[str, Any]], status: _status.Status | None
+) -> str:
   """How a job ended, as far as it told."""
   step = next((e['step'] for e in reversed(events) if 'step' in e), None)
-  where = '' if step is None else f' after step {step}'
+  begun_s = events[0]['time']
   for event in reversed(events):  # some words may come after the end
     if event['event'] == 'end':
-      reason = event.get('reason')
-      return f'ended{where}' + (f': {reason}' if reason else '')
+      reason = event.get('reason') or _failure(status, event['time'])
+      return _ended_words(step, reason)
     if event['event'] in ('start', 'formed', 'host joined'):
+      begun_s = event['time']
       break
-  last = events[-1]
-  when = datetime.datetime.fromtimestamp(last['time'], datetime.UTC)
+  # Process 0, whose log this is, may have been lost; another told the end.
+  if status is not None and status.is_over and status.updated_s >= begun_s:
+    return _ended_words(
+      max(step or 0, status.step), status.reason or status.state
+    )
+  where = '' if step is None else f' after step {step}'
+  when = datetime.datetime.fromtimestamp(events[-1]['time'], datetime.UTC)
   return (
     f'no end was told: it runs, or was killed; last heard of{where}, '
     f'{when:%Y-%m-%d %H:%M:%S} UTC'
   )
+
+
+def _failure(status: _status.Status | None, ended_s: float) -> str:
+  """Why the run that ended then failed, if it did."""
+  if status is None or status.state != 'failed':
+    return ''
+  return status.reason if status.updated_s >= ended_s else ''
+
+
+def _ended_words(step: int | None, reason: str) -> str:
+  where = '' if step is None else f' after step {step}'
+  why = textwrap.shorten(reason, _MOST_ENDING_CHARS)
+  return f'ended{where}' + (f': {why}' if why else '')
 
 
 def _lost_steps(

@@ -14,6 +14,9 @@ from paxlike.core import clock as clock_lib
 # an evaluation or a decoding the part between its batches has its own pace.
 UNTIMED_PHASES = frozenset({'compile', 'eval', 'decode', 'save', 'restore'})
 _STEPS_REMEMBERED = 64
+# A step that takes over this many medians, and this long, has stood still.
+_STALL_FACTOR = 10.0
+_STALL_LEAST_S = 1.0
 _PLACE = '_paxlike_place'
 
 
@@ -93,6 +96,7 @@ class Progress:
     self._was_untimed = True
     self._totals_s: dict[str, float] = collections.defaultdict(float)
     self._charged_s = self._idle_since_s
+    self._steps_s = 0.0  # of the totals, '' as of the last step
 
   @contextlib.contextmanager
   def phase(self, name: str) -> Iterator[None]:
@@ -148,8 +152,12 @@ class Progress:
 
   def step(self, step: int) -> None:
     """Says that this process has come to `step`."""
-    now_s = self._clock.monotonic_s()
     with self._lock:
+      now_s = self._charge()
+      stalled_s = self._stalled_s()
+      self._totals_s[''] -= stalled_s
+      self._totals_s['stall'] += stalled_s
+      self._steps_s = self._totals_s['']
       # A step beside a compilation or a save is no example of its pace.
       if not self._was_untimed:
         self._paces_s.append(now_s - self._idle_since_s)
@@ -179,11 +187,23 @@ class Progress:
   def totals_s(self) -> dict[str, float]:
     """Seconds spent in each phase so far, '' for outside of any.
 
-    Time in a phase inside another counts for the inner one alone.
+    Time in a phase inside another counts for the inner one alone. 'stall' is
+    what a step took over the median, where it took many medians.
     """
     with self._lock:
       self._charge()
-      return dict(self._totals_s)
+      totals_s, stalled_s = dict(self._totals_s), self._stalled_s()
+    totals_s[''] = totals_s.get('', 0.0) - stalled_s
+    totals_s['stall'] = totals_s.get('stall', 0.0) + stalled_s
+    return {phase: s for phase, s in totals_s.items() if s}
+
+  def _stalled_s(self) -> float:
+    """How long the step that is under way stands still; charge before."""
+    spent_s = self._totals_s[''] - self._steps_s
+    if spent_s < _STALL_LEAST_S or not self._paces_s:
+      return 0.0
+    median_s = statistics.median(self._paces_s)
+    return spent_s - median_s if spent_s > _STALL_FACTOR * median_s else 0.0
 
   def _phase(self) -> str:
     return self._frames[-1].name if self._frames else ''

@@ -5,6 +5,7 @@ import pytest
 from paxlike import reporting
 from paxlike.cli import report
 from paxlike.core import errors
+from tests.fakes import clock as fake_clock
 
 
 def _write(job_log_dir, *events):
@@ -188,6 +189,42 @@ def test_a_killed_job_is_not_said_to_have_ended(tmp_path):
     'no end was told: it runs, or was killed; last heard of after step 812, '
     '1970-01-01 00:01:30 UTC'
   )
+
+
+def _ending_beside_status(job_log_dir, *events):
+  """How a job ended of which the status says so at second 70."""
+  _write(job_log_dir, *events)
+  reporting.write_status(
+    str(job_log_dir),
+    'train',
+    state='failed',
+    step=9,
+    reason='PeerFailedError: Process 0 ended without saying why',
+    clock=fake_clock.FakeClock(start_s=70.0),
+  )
+  return reporting.goodput(str(job_log_dir)).ending
+
+
+_START = {'time': 0.0, 'event': 'start', 'run': 1.0}
+
+
+def test_an_end_that_another_process_told_is_told(tmp_path):
+  assert _ending_beside_status(tmp_path, _START, _time(60.0, 8)) == (
+    'ended after step 9: PeerFailedError: Process 0 ended without saying why'
+  )
+
+
+def test_a_failure_is_told_with_its_reason(tmp_path):
+  end = _time(69.0, 9) | {'event': 'end'}
+  assert _ending_beside_status(tmp_path, _START, end) == (
+    'ended after step 9: PeerFailedError: Process 0 ended without saying why'
+  )
+
+
+def test_the_failure_of_an_earlier_run_is_not_that_of_this_one(tmp_path):
+  again = {'time': 80.0, 'event': 'start', 'run': 81.0}
+  told = _ending_beside_status(tmp_path, _START, again, _time(90.0, 12))
+  assert told.startswith('no end was told')
 
 
 def test_the_end_of_an_elastic_job_is_told_with_its_reason(tmp_path):

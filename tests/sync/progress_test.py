@@ -75,6 +75,26 @@ def test_time_is_charged_to_the_innermost_phase(progress, clock):
   assert progress.totals_s() == {'': 1.0, 'save': 10.0, 'input': 4.0}
 
 
+def test_a_step_that_stands_still_is_no_time_of_steps(progress, clock):
+  for step in range(4):
+    clock.advance_s(0.5)
+    progress.step(step)
+  clock.advance_s(60.5)
+  assert progress.totals_s() == {'': 2.5, 'stall': 60.0}
+  progress.step(4)  # it went on
+  clock.advance_s(0.5)
+  progress.step(5)
+  assert progress.totals_s() == {'': 3.0, 'stall': 60.0}
+
+
+def test_slow_steps_do_not_stand_still(progress, clock):
+  for step in range(4):
+    clock.advance_s(100.0)
+    progress.step(step)
+  clock.advance_s(300.0)
+  assert progress.totals_s() == {'': 700.0}
+
+
 def test_an_evaluation_of_a_named_input_is_untimed(progress):
   progress.step(1)
   with progress.phase('eval kjv'):
