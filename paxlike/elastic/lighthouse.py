@@ -85,8 +85,13 @@ class _Lighthouse:
       if order is not None and order.wish is _facts.Wish.END:
         self._ended_s = self._ended_s or time.monotonic()
         is_late = time.monotonic() - self._ended_s > _LINGER_S
-        if not self._names or is_late:
+        if is_late or not self._are_agents_left():
           return order.exit_status
+
+  def _are_agents_left(self) -> bool:
+    """Whether any are connected, those that fell silent apart."""
+    known = self._membership.agents if self._membership is not None else {}
+    return any(name in known for name in self._names.values())
 
   def _end_orphaned(self) -> int:
     """Tells that the launcher was killed, once no worker can say otherwise."""

@@ -33,6 +33,21 @@ def test_a_host_whose_worker_fails_again_and_again_does_not_stop_the_others(
   assert [row['step'] for row in harness.losses(tmp_path)] == list(range(1, 81))
 
 
+def test_a_host_that_is_stopped_does_not_hold_up_the_end(tmp_path):
+  with harness.Job(
+    tmp_path, num_steps=60, num_hosts=2, flags=['--silence_s=2']
+  ) as job:
+    job.wait_for_step(10)
+    job.agent('host1').suspend()
+    assert job.wait(timeout_s=120.0) == 0, job.log()
+    # Nor are the others started again, when they have ended.
+    joins = [e['agent'] for e in job.events() if e['event'] == 'host joined']
+    (end,) = [e for e in job.events() if e['event'] == 'end']
+  assert sorted(joins) == ['host0', 'host1']
+  assert (end['exit_status'], end['reason']) == (0, 'all steps are done')
+  assert reporting.goodput(str(tmp_path)).ending.startswith('ended after')
+
+
 def test_a_job_whose_launcher_is_killed_leaves_nothing_and_says_so(tmp_path):
   spill = tmp_path / 'spill'
   with harness.Job(
