@@ -8,7 +8,7 @@ cache keeps its structure, shapes and dtypes, so it can be carried by
 
 import dataclasses
 import functools
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +16,6 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
 from paxlike.models import _attention, _block, _linear, _norms
-
-_ModuleT = TypeVar('_ModuleT', bound=nnx.Module)
 
 # The position of a slot that holds nothing, or padding.
 EMPTY = -1
@@ -55,7 +53,7 @@ class KvCache(NamedTuple):
 
 @functools.partial(
   jax.tree_util.register_dataclass,
-  data_fields=['embedding', 'blocks', 'final_norm', 'classifier'],
+  data_fields=['embedding', 'blocks', 'final_norm', 'scorer'],
   meta_fields=['config', 'window', 'rope_base'],
 )
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,7 @@ class Decoder:
   """The layers of a `TransformerLm`, one by one; made by its `decoder`.
 
   Slicing a stack of layers inside a loop over tokens would copy every weight
-  for every token. A pytree, so that a function under jit can make it once for
+  for every token. Matrices are turned to (in, out), of the compute dtype. A pytree, so that a function under jit can make it once for
   the calls of another one.
   """
 
@@ -73,7 +71,8 @@ class Decoder:
   embedding: _linear.Embedding
   blocks: tuple[_block.Block, ...]
   final_norm: _norms.Norm
-  classifier: _linear.Embedding | None
+  # [embed, vocab]; of no checked type, since JAX puts other leaves there.
+  scorer: Any
 
   def prefill(
     self,
@@ -172,8 +171,11 @@ class Decoder:
     self, features: Float[Array, '... embed']
   ) -> Float[Array, '... vocab']:
     """Float32 scores of every token id."""
-    scorer = self.embedding if self.classifier is None else self.classifier
-    return scorer.logits(features)
+    return jnp.matmul(
+      features.astype(self.scorer.dtype),
+      self.scorer,
+      preferred_element_type=jnp.float32,
+    )
 
   def _rotation(
     self, positions: Int[Array, 'batch time']
@@ -183,8 +185,10 @@ class Decoder:
     )
 
 
-def cast_kernels(module: _ModuleT, dtype: jnp.dtype) -> _ModuleT:
-  """A copy whose matrices are of `dtype`; norms and biases stay float32."""
-  graphdef, state = nnx.split(module)
-  cast = jax.tree.map(lambda a: a.astype(dtype) if a.ndim > 1 else a, state)
-  return nnx.merge(graphdef, cast)
+def turned(block: _block.Block) -> _block.Block:
+  """A copy whose matrices are (in, out), of the compute dtype."""
+  copy = nnx.merge(*nnx.split(block))
+  for _, module in nnx.iter_modules(copy):
+    if isinstance(module, _linear.Linear):
+      module.turn()
+  return copy

@@ -54,7 +54,7 @@ class Linear(_layer.Layer):
   Attributes:
     in_shape: Trailing dimensions of the input.
     out_shape: Trailing dimensions of the output.
-    kernel: Float32 of (*out_shape, *in_shape).
+    kernel: Float32 of (*out_shape, *in_shape), until it is turned.
     bias: Float32 of out_shape, or None.
   """
 
@@ -73,6 +73,7 @@ class Linear(_layer.Layer):
     self.in_shape = in_shape
     self.out_shape = out_shape
     self.compute_dtype = jnp.dtype(compute_dtype)
+    self.is_turned = False
     self.kernel = _layer.normal(
       rngs,
       (*out_shape, *in_shape),
@@ -87,15 +88,32 @@ class Linear(_layer.Layer):
     """Maps the trailing `in_shape` of `x` to `out_shape`."""
     lead = x.shape[: x.ndim - len(self.in_shape)]
     kernel = self.kernel[...].astype(self.compute_dtype)
-    flat = contract(
-      x.astype(self.compute_dtype).reshape(*lead, -1),
-      kernel.reshape(math.prod(self.out_shape), -1),
-      dtype=self.compute_dtype,
-    )
+    x = x.astype(self.compute_dtype).reshape(*lead, -1)
+    if self.is_turned:
+      kernel = kernel.reshape(x.shape[-1], -1)
+      flat = jnp.matmul(x, kernel, preferred_element_type=self.compute_dtype)
+    else:
+      kernel = kernel.reshape(-1, x.shape[-1])
+      flat = contract(x, kernel, dtype=self.compute_dtype)
     out = flat.reshape(*lead, *self.out_shape)
     if self.bias is not None:
       out += self.bias[...].astype(self.compute_dtype)
     return out
+
+  def turn(self) -> None:
+    """Keeps the kernel as (*in_shape, *out_shape) and compute dtype from now on.
+
+    For who reads it many times: products of 2 to 16 rows then take two thirds
+    of the time.
+    """
+    num_out = len(self.out_shape)
+    kernel = jnp.moveaxis(
+      self.kernel[...].astype(self.compute_dtype),
+      range(num_out),
+      range(-num_out, 0),
+    )
+    self.kernel = nnx.Param(kernel)
+    self.is_turned = True
 
 
 class Embedding(_layer.Layer):
@@ -126,6 +144,10 @@ class Embedding(_layer.Layer):
   ) -> Float[Array, 'batch time embed']:
     """Looks the ids up."""
     return self.table[...][ids].astype(self.compute_dtype)
+
+  def turned(self) -> Float[Array, 'embed vocab']:
+    """The table as a classifier that is read many times; see `Linear.turn`."""
+    return self.table[...].astype(self.compute_dtype).T
 
   def logits(self, x: Float[Array, '... embed']) -> Float[Array, '... vocab']:
     """Unnormalised float32 scores of every id."""

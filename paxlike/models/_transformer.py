@@ -226,24 +226,19 @@ class TransformerLm(_layer.Layer):
     A job that decodes many batches makes it in a program of its own, for all.
     """
     graphdef, stacked = nnx.split(self.layers)
-    dtype = jnp.dtype(self.config.compute_dtype)
     return _decoder.Decoder(
       config=self.config,
       window=self.window,
       rope_base=self.rope_base,
-      embedding=_decoder.cast_kernels(self.embedding, dtype),
+      embedding=self.embedding,
       blocks=tuple(
-        _decoder.cast_kernels(
-          nnx.merge(graphdef, jax.tree.map(lambda a, i=i: a[i], stacked)), dtype
+        _decoder.turned(
+          nnx.merge(graphdef, jax.tree.map(lambda a, i=i: a[i], stacked))
         )
         for i in range(self.num_layers)
       ),
       final_norm=self.final_norm,
-      classifier=(
-        None
-        if self.classifier is None
-        else _decoder.cast_kernels(self.classifier, dtype)
-      ),
+      scorer=self._scorer().turned(),
     )
 
   def _scorer(self) -> _linear.Embedding:

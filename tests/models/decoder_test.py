@@ -139,12 +139,16 @@ def test_the_angle_of_a_position_is_that_of_float64(position):
   np.testing.assert_allclose(turn.sin[0, 0], np.sin(angle), atol=1e-3)
 
 
-def test_the_decoder_casts_matrices_once_and_leaves_norms_alone(tiny_lm):
-  lm = tiny_lm(compute_dtype='bfloat16', norm='layer')
+def test_the_decoder_turns_and_casts_matrices_and_leaves_norms_alone(tiny_lm):
+  lm = tiny_lm(compute_dtype='bfloat16', norm='layer', use_bias=True)
 
   def dtypes(model):
+    before = model.layers.attention.out.kernel.shape
     block = model.decoder().blocks[0]
+    assert block.attention.out.kernel.shape == (*before[2:], before[1])
+    assert model.layers.attention.out.kernel.shape == before
     assert block.mlp.up.kernel.dtype == jnp.bfloat16
+    assert block.mlp.up.bias.dtype == jnp.float32
     assert block.mlp_norm.scale.dtype == jnp.float32
     return jnp.zeros(())
 
