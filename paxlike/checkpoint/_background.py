@@ -90,7 +90,7 @@ class Background:
       return saved.result()
     except errors.SaveError as e:
       if self._on_save_error == 'stop' or isinstance(
-        e.__cause__, errors.SyncError
+        e.__cause__, errors.SyncError | errors.CheckpointBusyError
       ):
         raise
       logging.exception('Step %d was not saved; training goes on.', self.step)

@@ -105,7 +105,13 @@ class Commit:
       # Who copies may be waiting for room that nobody will make.
       self._job.staged.abandon()
 
-  def _broadcast(self, what: str, message: Mapping[str, Any] | None) -> Any:
+  def _broadcast(
+    self,
+    what: str,
+    message: Mapping[str, Any] | None,
+    *,
+    cause: BaseException | None,
+  ) -> Any:
     data = self._place.world.broadcast(
       f'{self._job.name}/{what}',
       None if message is None else json.dumps(message).encode(),
@@ -113,7 +119,7 @@ class Commit:
     )
     answer = json.loads(data)
     if 'error' in answer:
-      raise errors.SaveError(answer['error'])
+      raise errors.SaveError(answer['error']) from cause
     return answer
 
   def _failed(self, process: int, error: BaseException) -> str:
@@ -127,12 +133,14 @@ class Commit:
 
   def _begin(self) -> _jobs.Attempt:
     message = None
+    error: BaseException | None = None
     if self._is_first:
       try:
         message = self._make_directory()
       except Exception as e:  # noqa: BLE001 (told to every process)
+        error = e
         message = {'error': self._failed(0, e)}
-    answer = self._broadcast('begin', message)
+    answer = self._broadcast('begin', message, cause=error)
     return _jobs.Attempt(
       directory=fs.join(self._place.directory, answer['directory']),
       id=bytes.fromhex(answer['attempt']),
@@ -217,10 +225,7 @@ class Commit:
       except Exception as e:  # noqa: BLE001 (told to every process)
         error = e
         message = {'error': self._failed(0, e)}
-    try:
-      answer = self._broadcast('outcome', message)
-    except errors.SaveError as e:
-      raise e from error
+    answer = self._broadcast('outcome', message, cause=error)
     kept = tuple(
       _history.decode(base64.b64decode(answer['records']), path='outcome')
     )

@@ -170,8 +170,9 @@ class CheckpointManager:
     """Whether a save is due after `step` updates, the same on every process.
 
     Rules that look at a clock are decided by process 0, at the price of one
-    message a call.
+    message a call. Raises SaveError if somebody else writes here by now.
     """
+    self._place.claim.check_quickly()
     last = self._newest_step()
     if last is None:
       decision = True

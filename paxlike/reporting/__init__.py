@@ -23,6 +23,7 @@ if TYPE_CHECKING:
   from paxlike.reporting._params import DecodeParams as DecodeParams
   from paxlike.reporting._progress import ProgressLine as ProgressLine
   from paxlike.reporting._status import Status as Status
+  from paxlike.reporting._status import put_status as put_status
   from paxlike.reporting._status import read_status as read_status
   from paxlike.reporting._status import write_status as write_status
   from paxlike.reporting._summaries import SummaryWriter as SummaryWriter
@@ -40,6 +41,7 @@ __getattr__, __dir__, __all__ = lazy.attach(
     'drop_unfinished': '_key_values',
     'goodput': '_goodput',
     'is_unfinished': '_key_values',
+    'put_status': '_status',
     'read_key_values': '_pairs',
     'read_metrics': '_metrics_log',
     'read_status': '_status',

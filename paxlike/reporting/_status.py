@@ -69,6 +69,11 @@ def write_status(
     host=socket.gethostname(),
     updated_s=clock.now_s(),
   )
+  put_status(job_log_dir, mode, status)
+
+
+def put_status(job_log_dir: str, mode: str, status: Status) -> None:
+  """Replaces status/<mode>.json by what was read from there before."""
   path = _path(job_log_dir, mode)
   file_system = fs.for_path(path)
   file_system.make_dirs(fs.parent_dir(path))

@@ -155,7 +155,7 @@ class Session:
   def _write_end(
     self, error: BaseException, step: int, before: reporting.Status | None
   ) -> None:
-    if self.goes_on_after(error):
+    if self.goes_on_after(error) or _was_taken_over(error):
       return
     if self._must_write_for(error):
       with contextlib.suppress(OSError, errors.ReportingError):
@@ -169,8 +169,9 @@ class Session:
       return
     status = getattr(error, 'exit_status', errors.EXIT_FAILED)
     if status == errors.EXIT_USAGE and before is not None:
-      # Wrong use changes nothing: the run is where it was.
-      self.write_status(before.state, before.step, before.reason)
+      # Wrong use changes nothing: the run is where it was, and whose it was.
+      if self.is_writer:
+        reporting.put_status(self.job_log_dir, self.mode, before)
       return
     if status == errors.EXIT_USAGE and step == 0:
       # Nor does it make a run: there is none, as before.
@@ -195,6 +196,19 @@ class Session:
       return False
     last = reporting.read_status(self.job_log_dir, self.mode)
     return last is not None and last.state == 'running'
+
+
+def _was_taken_over(error: BaseException) -> bool:
+  """Whether another job is at work in the directory: the status is that one's.
+
+  Not of an error that is raised when the directory is asked for.
+  """
+  cause = error.__cause__
+  while cause is not None:
+    if isinstance(cause, errors.CheckpointBusyError):
+      return True
+    cause = cause.__cause__
+  return False
 
 
 class _Beat:

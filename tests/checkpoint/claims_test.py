@@ -433,3 +433,26 @@ def test_a_later_life_of_a_job_takes_over_at_once(tmp_path, monkeypatch):
       old.check()
     with pytest.raises(errors.CheckpointBusyError, match='is being written'):
       claim(tmp_path, clock=clock, generation=life(3)).take()
+
+
+@pytest.mark.parametrize('on_save_error', ['stop', 'warn'])
+def test_a_loop_is_told_that_it_was_taken_over_before_its_next_save(
+  tmp_path, on_save_error
+):
+  config = checkpoint.CheckpointConfig(on_save_error=on_save_error)
+  old = manager(tmp_path, config=config)
+  assert old.should_save(1)
+  (name,) = files(tmp_path)
+  os.remove(tmp_path / name)
+  old._place.claim._renew_once()  # nobody is there: its next save will tell
+  assert old.should_save(1)
+  with manager(tmp_path):
+    old._place.claim._renew_once()
+    with pytest.raises(errors.SaveError, match='taken over by') as told:
+      old.should_save(1)
+    assert isinstance(told.value.__cause__, errors.CheckpointBusyError)
+    # Nor does a run that bears with failing saves go on without a directory.
+    old.save(1, samples.small())
+    with pytest.raises(errors.SaveError, match='taken over by'):
+      old.wait()
+  old.close()

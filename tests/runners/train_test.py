@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 import json
 import os
@@ -484,6 +485,40 @@ def test_a_start_that_is_refused_leaves_the_status_of_the_run(tmp_path):
     run(tmp_path, source=tiny_task.make_input(batch_size=5))
   status = reporting.read_status(str(tmp_path), 'train')
   assert (status.state, status.step) == ('done', 6)
+
+
+def test_a_start_that_is_refused_leaves_the_status_to_whom_it_is_of(tmp_path):
+  run(tmp_path)
+  theirs = dataclasses.replace(
+    reporting.read_status(str(tmp_path), 'train'),
+    state='running',
+    pid=7,
+    host='far',
+  )
+  reporting.put_status(str(tmp_path), 'train', theirs)
+  with pytest.raises(errors.InputMismatchError):
+    run(tmp_path, source=tiny_task.make_input(batch_size=5))
+  assert reporting.read_status(str(tmp_path), 'train') == theirs
+
+
+def test_a_run_that_was_taken_over_leaves_the_status_to_the_other(
+  tmp_path, monkeypatch
+):
+  def taken_over(manager, step):
+    if step < 3:
+      return False
+    theirs = dataclasses.replace(
+      reporting.read_status(str(tmp_path), 'train'), pid=7, host='far'
+    )
+    reporting.put_status(str(tmp_path), 'train', theirs)
+    loss = errors.CheckpointBusyError('taken over')
+    raise errors.SaveError(f'Nothing more: {loss}') from loss
+
+  monkeypatch.setattr(checkpoint.CheckpointManager, 'should_save', taken_over)
+  with pytest.raises(errors.SaveError, match='taken over'):
+    run(tmp_path)
+  status = reporting.read_status(str(tmp_path), 'train')
+  assert (status.state, status.host) == ('running', 'far')
 
 
 def test_test_data_that_are_not_there_end_the_run_before_it_begins(tmp_path):
