@@ -8,6 +8,8 @@ import signal
 import socket
 
 _PR_SET_PDEATHSIG = 1
+# Linux' mark of a process that is being taken apart.
+_PF_EXITING = 0x4
 
 
 def end_with_parent(number: signal.Signals) -> None:
@@ -35,6 +37,17 @@ def is_alive(pid: int) -> bool:
 def is_stopped(pid: int) -> bool:
   """Whether a signal holds a process of this machine: it hears no other."""
   return _state(pid) == 'T'
+
+
+def is_ending(pid: int) -> bool:
+  """Whether a process of this machine has ended, or cannot but end.
+
+  One that is killed closes what it holds, one thing after the other, before it
+  is gone: others may see one of its connections end while it still exists.
+  False where that is not told.
+  """
+  flags = _stat(pid, 6)
+  return bool(flags) and bool(int(flags) & _PF_EXITING)
 
 
 def started(pid: int) -> str:

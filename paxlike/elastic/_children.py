@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 
-from paxlike.core import errors
+from paxlike.core import errors, processes
 from paxlike.elastic import _facts, _messages, _serving
 
 _HANDSHAKE_S = 120.0
@@ -117,7 +117,10 @@ class Child:
 
   def has_hung_up(self) -> bool:
     """Whether it has ended, or is about to: it closes what it holds first."""
-    return self.connection is not None and self.connection.has_hung_up()
+    if self.connection is not None and self.connection.has_hung_up():
+      return True
+    # Its peers may have been hung up on before its agent.
+    return processes.is_ending(self.pid)
 
   def is_alive(self) -> bool:
     """Whether the process exists."""
