@@ -18,7 +18,7 @@ import importlib
 import pkgutil
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from absl import logging
@@ -258,7 +258,26 @@ def _run_in(
   if source is not None:
     resolved = dataclasses.replace(resolved, train_input_p=source)
   run = {'train': _train, 'eval': _evaluate, 'decode': _decode}[values.mode]
-  run(values, resolved, job_log_dir, recording)
+  with _permission_told(values, job_log_dir):
+    run(values, resolved, job_log_dir, recording)
+
+
+@contextlib.contextmanager
+def _permission_told(values: flags.Values, job_log_dir: str) -> Iterator[None]:
+  """Says what to type where the job's directory may not be written to."""
+  try:
+    yield
+  except PermissionError as error:
+    where = str(error.filename)
+    # The parent of a directory that is yet to be made counts too.
+    if not (where.startswith(job_log_dir) or job_log_dir.startswith(where)):
+      raise
+    source = f'--restore_checkpoint_dir={fs.join(job_log_dir, "checkpoints")}'
+    also = '' if values.mode == 'train' else f' and {source}'
+    raise errors.UsageError(
+      f'{where}: {error.strerror}. Give a --job_log_dir that you may write '
+      f'to{also}.'
+    ) from error
 
 
 def _find_checkpoints(

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 import logging as std_logging
 
-from absl import logging
+from absl import flags, logging
 
 from paxlike import elastic
 from paxlike.core import errors
@@ -98,6 +98,8 @@ def secret(options: argparse.Namespace) -> bytes:
 
 def set_up_logging(who: str) -> None:
   """Logs like a job does."""
+  if not flags.FLAGS.is_parsed():  # which absl would complain of
+    flags.FLAGS.mark_as_parsed()
   logging.use_absl_handler()
   logging.set_verbosity(logging.INFO)
   logging.get_absl_handler().setFormatter(

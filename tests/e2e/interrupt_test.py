@@ -1,7 +1,10 @@
-"""Ctrl-C, and a disk without room, as the program's user meets them."""
+"""Ctrl-C, and disks without room or permission, as a user meets them."""
 
+import os
+import shutil
 import signal
 import subprocess
+import sys
 import time
 
 import pytest
@@ -68,3 +71,49 @@ def test_a_disk_that_is_full_before_the_start_is_one_line(tmp_path):
   (line,) = ended.stderr.splitlines()
   assert line.startswith(f'paxlike: Cannot write {mount}/run/config/train')
   assert 'No space left on device' in line
+
+
+def _as_anybody() -> list[str]:
+  """Before a command: as root, without the right to write everywhere."""
+  if os.geteuid():
+    return []
+  if shutil.which('setpriv') is None:
+    pytest.skip('there is no setpriv here')
+  return ['setpriv', '--bounding-set=-dac_override,-dac_read_search']
+
+
+@pytest.fixture
+def others_run(tmp_path):
+  """The directory of a run that may be read but not written to."""
+  run = tmp_path / 'run'
+  program.run_ok(*JOB, f'--job_log_dir={run}', '--set=NUM_TRAIN_STEPS=2')
+  paths = [run, *run.rglob('*')]
+  for path in paths:
+    path.chmod(0o555 if path.is_dir() else 0o444)
+  yield run
+  for path in paths:
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize('mode', ['train', 'eval', 'decode'])
+def test_a_directory_of_somebody_else_is_one_line(others_run, mode):
+  ended = subprocess.run(
+    [
+      *_as_anybody(),
+      *(sys.executable, '-m', 'paxlike.main', '--exp=DigitsMlp'),
+      *(f'--mode={mode}', f'--job_log_dir={others_run}'),
+      '--nocompilation_cache',
+    ],
+    cwd=program.ROOT,
+    env=program.environment(),
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  (line,) = ended.stderr.splitlines()
+  assert line.startswith(f'paxlike: {others_run}/')
+  assert 'Permission denied' in line
+  assert 'Give a --job_log_dir that you may write to' in line
+  source = f'--restore_checkpoint_dir={others_run}/checkpoints'
+  assert (source in line) == (mode != 'train')
+  assert ended.returncode == 2
