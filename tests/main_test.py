@@ -100,6 +100,12 @@ def test_the_version_is_printed(capsys):
     ([TOY, '--dump_config=maybe'], 'dump_config'),
     ([TOY, 'train'], "'train' is no flag"),
     (['lst'], 'Did you mean list?'),
+    ([TOY, '--mode=train', '--job_log_dir= '], 'job_log_dir=  is empty'),
+    (
+      [TOY, '--mode=train', '--job_log_dir=x', '--restore_checkpoint_dir='],
+      '--restore_checkpoint_dir= is empty',
+    ),
+    ([TOY, '--mode=train', '--job_log_dir=S3://b/x'], 'neither gs://'),
     (
       [TOY, '--mode=eval', '--job_log_dir=x', '--eval_on_test'],
       '--eval_on_test means nothing in --mode=eval',

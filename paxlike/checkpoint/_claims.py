@@ -19,6 +19,7 @@ import os
 import re
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from absl import logging
@@ -111,6 +112,7 @@ class Claim:
     *,
     generation: Generation | None = None,
     clock: clocks.Clock = clocks.SYSTEM,
+    stop_reason: Callable[[], str] = str,
   ):
     """Takes nothing yet.
 
@@ -119,11 +121,13 @@ class Claim:
       directory: Of all steps.
       generation: Which life of which job this is, if it has several.
       clock: Where the time comes from.
+      stop_reason: Why not to wait any longer for who may be dead; '' so far.
     """
     self._fs = file_system
     self._directory = directory
     self._generation = generation
     self._clock = clock
+    self._stop_reason = stop_reason
     self._host = socket.gethostname()
     self._pid = os.getpid()
     self._since_s = 0.0
@@ -148,6 +152,7 @@ class Claim:
 
     Raises:
       CheckpointBusyError: Somebody else writes there.
+      PreemptedError: While waiting, this job was asked to stop.
       OSError: Nothing can be written there.
     """
     self._since_s = self._clock.now_s()
@@ -277,6 +282,11 @@ class Claim:
             raise errors.CheckpointBusyError(self._refusal(other))
       if not rivals:
         return
+      if self._stop_reason():
+        raise errors.PreemptedError(
+          f'Stopped on request, while waiting to hear of {rivals[0]}, who may '
+          f'be writing {self._directory}. Nothing has been trained.'
+        )
       if not has_told and not rivals[0].is_near:
         has_told = True
         logging.warning(

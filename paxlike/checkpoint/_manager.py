@@ -80,7 +80,11 @@ class CheckpointManager:
       config=self._config,
       keep_policy=keep_policy or _config.KeepPolicy(),
       claim=_claims.Claim(
-        self._fs, self._directory, generation=generation, clock=clock
+        self._fs,
+        self._directory,
+        generation=generation,
+        clock=clock,
+        stop_reason=self._world.stop.requested,
       ),
     )
     # Who drops a manager and does not close it stands in nobody's way.

@@ -194,6 +194,9 @@ class Restoring:
     if wrong:
       return wrong
     has = f'It has {steps}.' if steps else 'No complete checkpoint is there.'
+    beneath = fs.join(self._place.directory, 'checkpoints')
+    if not steps and self._fs.is_dir(beneath):
+      has = f'Did you mean {beneath}?'
     return f'There is {what} in {self._place.directory}. {has}'
 
   @contextlib.contextmanager

@@ -191,7 +191,7 @@ class LocalFileSystem(_storage.FileSystem):
         os.rmdir(path)
       else:
         os.unlink(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
       pass
 
   def open_append(self, path: str) -> IO[bytes]:

@@ -9,12 +9,14 @@ exist and what they mean is the caller's.
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from paxlike.core import _local, _storage
+from paxlike.core import _local, _storage, errors
 
 _SCHEMES = ('gs://', 's3://')
+_SCHEME = re.compile(r'[A-Za-z][A-Za-z0-9+.\-]*:/')
 
 BLOCK_BYTES = _local.BLOCK_BYTES
 FileSystem = _storage.FileSystem
@@ -43,9 +45,19 @@ def for_path(path: str) -> FileSystem:
 
 
 def expand(path: str) -> str:
-  """Makes a local path absolute, '~' included; leaves a remote one alone."""
+  """Makes a local path absolute, '~' included; leaves a remote one alone.
+
+  Raises:
+    UsageError: It is of a kind of store that is not served; taken as a local
+      path, it would be lost in a directory called 's3:' or 'https:'.
+  """
   if is_remote(path):
     return path.rstrip('/')
+  if _SCHEME.match(path):
+    raise errors.UsageError(
+      f'{path} is neither gs://... nor s3://... nor a path on this machine. A '
+      f'directory of that name here is ./{path}'
+    )
   return os.path.abspath(os.path.expanduser(path))
 
 

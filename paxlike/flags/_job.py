@@ -63,6 +63,12 @@ def check(values: Values) -> None:
       f'Missing {", ".join(missing)}. For example: paxlike --exp=KjvTiny '
       '--mode=train --job_log_dir=~/runs/kjv. All flags: paxlike --help'
     )
+  for name in ('job_log_dir', 'restore_checkpoint_dir'):
+    value = values[name].value
+    if value is not None and not value.strip():  # a variable that is not set
+      raise errors.UsageError(
+        f'--{name}={value} is empty: give a directory, or leave it out.'
+      )
   mode = values.mode
   if mode is not None and mode not in MODES:
     raise errors.UsageError(

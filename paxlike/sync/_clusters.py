@@ -72,6 +72,10 @@ def find(
     UsageError: Some of the three are known and the others cannot be found.
   """
   if num_processes == 1:
+    if process_id:
+      raise errors.UsageError(
+        f'--process_id={process_id} with --num_processes=1: must be 0.'
+      )
     return None
   env = os.environ if env is None else env
   flags = {

@@ -13,7 +13,7 @@ import threading
 import numpy as np
 import pytest
 
-from paxlike import checkpoint
+from paxlike import checkpoint, sync
 from paxlike.checkpoint import _claims
 from paxlike.core import errors, fs, processes
 from tests.checkpoint import samples
@@ -418,6 +418,21 @@ def test_a_holder_renews_its_file(tmp_path, monkeypatch):
   monkeypatch.setattr(fs.LocalFileSystem, 'write_new', watching)
   assert renewed.wait(30)
   mine.release()
+
+
+def test_a_request_to_stop_ends_the_wait_for_who_may_be_dead(
+  tmp_path, monkeypatch
+):
+  clock = fake_clock.FakeClock()
+  old = far_claim(tmp_path, monkeypatch, clock=clock)
+  (name,) = files(tmp_path)
+  world = sync.SoloWorld()
+  world.stop.ask('SIGTERM')
+  with pytest.raises(errors.PreemptedError, match=r'process \d+ on far'):
+    manager(tmp_path, clock=clock, world=world)
+  assert clock.monotonic_s() < 1.0
+  assert files(tmp_path) == [name]
+  old.check()
 
 
 def test_a_later_life_of_a_job_takes_over_at_once(tmp_path, monkeypatch):

@@ -296,6 +296,15 @@ def test_a_step_directory_in_place_of_its_parent_is_explained(tmp_path):
     restore(tmp_path / 'checkpoint_00000007', states.small())
 
 
+def test_a_job_in_place_of_its_directory_of_steps_is_explained(tmp_path):
+  save(tmp_path / 'checkpoints', states.small(), step=7)
+  with pytest.raises(
+    errors.CheckpointNotFoundError,
+    match=f'Did you mean {tmp_path}/checkpoints',
+  ):
+    restore(tmp_path, states.small())
+
+
 def test_a_missing_directory_is_never_a_fresh_start(tmp_path):
   with pytest.raises(
     errors.CheckpointNotFoundError, match='There is no directory'

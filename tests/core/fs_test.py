@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from paxlike.core import fs
+from paxlike.core import errors, fs
 
 LOCAL = fs.LOCAL
 
@@ -145,6 +145,8 @@ def test_an_open_file_outlives_its_name(tmp_path):
 
 def test_removing_what_is_absent_is_fine(tmp_path):
   LOCAL.remove(str(tmp_path / 'none'))
+  (tmp_path / 'file').write_bytes(b'')
+  LOCAL.remove(str(tmp_path / 'file' / 'none'))
   LOCAL.remove_tree(str(tmp_path / 'none'))
   LOCAL.make_dirs(str(tmp_path / 'a' / 'b'))
   LOCAL.write_new(str(tmp_path / 'a' / 'b' / 'x'), b'12')
@@ -167,6 +169,15 @@ def test_appending_adds_to_the_end(tmp_path):
     with LOCAL.open_append(path) as f:
       f.write(text)
   assert LOCAL.read_bytes(path) == b'ab'
+
+
+@pytest.mark.parametrize(
+  'path', ['S3://b/j', 'gs:/b', 'file:///b', 'https://b']
+)
+def test_a_store_that_is_not_served_is_no_local_path(path):
+  with pytest.raises(errors.UsageError, match='neither gs://'):
+    fs.expand(path)
+  assert fs.expand(f'./{path}').startswith('/')
 
 
 def test_paths_are_joined_and_taken_apart():

@@ -113,6 +113,10 @@ def test_a_directory_that_cannot_be_is_wrong_use(tmp_path):
   (tmp_path / 'file').touch()
   with pytest.raises(errors.UsageError, match='cannot be made'):
     write(tmp_path / 'file' / 'job')
+  for path in (tmp_path / 'file', tmp_path / 'file' / 'job'):
+    with pytest.raises(errors.UsageError, match='cannot be made'), record(path):
+      pass
+  assert (tmp_path / 'file').read_bytes() == b''
 
 
 def test_wrong_use_puts_back_the_record_of_the_run(tmp_path):

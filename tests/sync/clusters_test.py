@@ -45,6 +45,9 @@ def test_a_flag_without_the_others_says_which_are_missing():
 def test_a_process_id_outside_of_the_job_is_refused():
   with pytest.raises(errors.UsageError, match='must be 0 to 1'):
     _find({}, coordinator_address='h:1', num_processes=2, process_id=2)
+  with pytest.raises(errors.UsageError, match='must be 0'):
+    _find({}, num_processes=1, process_id=1)
+  assert _find({}, num_processes=1, process_id=0) is None
 
 
 SLURM = {
