@@ -1,8 +1,7 @@
-"""Linear maps and embeddings, stored so that few rows run at memory speed.
+"""Linear maps and embeddings.
 
-Kernels are (out, in): with the weights on the left and the rows as columns a
-product of up to eight rows reads the weights once, at the speed of memory,
-where `x @ w` is three times slower on a CPU; many rows do not mind.
+Kernels are stored (out, in), so that a tied embedding is one of them; who reads
+them many times for few rows turns them.
 """
 
 import math
@@ -14,9 +13,6 @@ from jaxtyping import Array, Float, Int
 
 from paxlike.models import _layer
 
-# Up to here a product is bound by reading the weights, not by arithmetic.
-_FEW_ROWS = 16
-
 
 def contract(
   x: Float[Array, '... features'],
@@ -24,28 +20,10 @@ def contract(
   *,
   dtype: jnp.dtype,
 ) -> Float[Array, '... out']:
-  """`x @ kernel.T`, in the order that suits the number of rows.
-
-  Args:
-    x: Any leading dimensions; their product is the number of rows.
-    kernel: One output a row.
-    dtype: Of the result, and of the sums inside it.
-
-  Returns:
-    One output vector for each vector of `x`.
-  """
-  if math.prod(x.shape[:-1]) > _FEW_ROWS:
-    return jax.lax.dot_general(
-      x,
-      kernel,
-      (((x.ndim - 1,), (1,)), ((), ())),
-      preferred_element_type=dtype,
-    )
-  rows = x.reshape(-1, x.shape[-1])
-  columns = jax.lax.dot_general(
-    kernel, rows, (((1,), (1,)), ((), ())), preferred_element_type=dtype
+  """`x @ kernel.T`, with sums and result of `dtype`."""
+  return jax.lax.dot_general(
+    x, kernel, (((x.ndim - 1,), (1,)), ((), ())), preferred_element_type=dtype
   )
-  return columns.T.reshape(*x.shape[:-1], kernel.shape[0])
 
 
 class Linear(_layer.Layer):
