@@ -69,6 +69,16 @@ class GenerateConfig:
         raise errors.ConfigError(
           f'GenerateConfig.{name} is {getattr(self, name)}, must be >= 1.'
         )
+    if self.num_samples > 1 and self.beam_size is None and not self.temperature:
+      raise errors.ConfigError(
+        f'GenerateConfig.num_samples is {self.num_samples}, but at temperature '
+        '0.0 all would be the same: set temperature above it, or beam_size.'
+      )
+    if any(stop_id < 0 for stop_id in self.stop_ids) or self.pad_id < 0:
+      raise errors.ConfigError(
+        f'GenerateConfig.stop_ids are {self.stop_ids} and pad_id is '
+        f'{self.pad_id}, must be >= 0.'
+      )
     if self.beam_size is not None and self.beam_size < self.num_samples:
       raise errors.ConfigError(
         f'GenerateConfig.beam_size is {self.beam_size}, must be at least '

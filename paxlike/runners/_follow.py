@@ -47,7 +47,7 @@ def as_steps(step: int | Sequence[int] | None) -> tuple[int | None, ...]:
   """The steps asked for; (None,) for the newest."""
   if step is None or isinstance(step, int):
     return (step,)
-  return tuple(step) or (None,)
+  return tuple(dict.fromkeys(step)) or (None,)  # each once
 
 
 def check(follow: bool, steps: Sequence[int | None]) -> None:

@@ -11,7 +11,7 @@ import optax
 from jaxtyping import Array, Float, Int, Key
 
 from paxlike import models
-from paxlike.core import metrics
+from paxlike.core import errors, metrics
 from paxlike.core import typing as ptyping
 from paxlike.tasks import (
   _base,
@@ -63,6 +63,14 @@ class LanguageModelTask(_model_task.ModelTask):
     super().__init__(model=model, learner=learner, train=train)
     self.decoder = decoder
     self.bytes_per_token = bytes_per_token
+    size = getattr(self.model.template, 'keywords', {}).get('vocab_size')
+    ids = (*decoder.stop_ids, decoder.pad_id)
+    if size is not None and max(ids) >= size:
+      raise errors.ConfigError(
+        f'task_p.decoder has stop_ids={tuple(decoder.stop_ids)} and '
+        f'pad_id={decoder.pad_id}, but the model has vocab_size={size}: they '
+        f'must be 0 to {size - 1}.'
+      )
 
   def check_batch(self, batch: ptyping.HostBatch, *, input_name: str) -> None:
     """Refuses tokens that the model has no place for."""

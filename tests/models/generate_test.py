@@ -260,6 +260,9 @@ def test_generate_over_a_mesh_gives_the_same_tokens(tiny_lm):
   [
     ({'max_new_tokens': 0}, 'max_new_tokens is 0'),
     ({'max_new_tokens': 2, 'num_samples': 0}, 'num_samples is 0'),
+    ({'max_new_tokens': 2, 'num_samples': 2}, 'all would be the same'),
+    ({'max_new_tokens': 2, 'stop_ids': (3, -1)}, r'stop_ids are \(3, -1\)'),
+    ({'max_new_tokens': 2, 'pad_id': -1}, 'pad_id is -1'),
     ({'max_new_tokens': 2, 'beam_size': 1, 'num_samples': 2}, 'beam_size is 1'),
     ({'max_new_tokens': 2, 'length_penalty': -1.0}, 'length_penalty is -1'),
     ({'max_new_tokens': 2, 'padding': 'both'}, "padding is 'both'"),

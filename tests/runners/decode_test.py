@@ -196,6 +196,11 @@ def test_several_steps_are_decoded_with_one_compilation(trained, compiles):
   assert compiles('decode_step') == 1
 
 
+def test_a_step_that_is_asked_for_twice_is_decoded_once(trained):
+  results = decode_in(trained, restore_checkpoint_step=[4, 2, 4])
+  assert [result.step for result in results] == [4, 2]
+
+
 def test_a_follower_decodes_each_checkpoint_once(trained):
   assert [r.step for r in decode_in(trained, follow=True)] == [0, 2, 4]
   task = make_task()

@@ -176,6 +176,11 @@ def test_nonsense_is_refused(knobs):
     tasks.DecoderParams(**knobs)
 
 
+def test_a_stop_id_that_the_model_never_says_is_refused():
+  with pytest.raises(errors.ConfigError, match='vocab_size=256'):
+    make_task(stop_ids=(10, 256))
+
+
 def test_an_input_without_prompts_says_what_is_missing():
   source = inputs.SyntheticLmInput(
     name='lm', batch_size=2, vocab_size=256, seq_len=8, num_examples=2
