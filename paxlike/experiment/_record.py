@@ -1,6 +1,7 @@
 """Writes down what a run was started with, to read and to start it again."""
 
 import contextlib
+import glob
 import importlib.metadata
 import os
 import platform
@@ -8,6 +9,7 @@ import re
 import shlex
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -224,11 +226,39 @@ def facts(resolved: _resolve.Resolved) -> dict[str, str]:
   return {
     'config': config.dump.to_text(resolved.roots()),
     'experiment': resolved.name,
-    'code': str(about['git']),
+    'code': '\n'.join([str(about['git']), *_sources(resolved.name)]),
     'versions': '\n'.join(
       f'{name} {version}' for name, version in about['versions'].items()
     ),
   }
+
+
+def _sources(experiment: str) -> list[str]:
+  """Name and checksum of each file of this package and of the experiment's.
+
+  A revision says nothing of what is changed, or is in no repository.
+  """
+  own = os.path.dirname(os.path.dirname(__file__))
+  paths = glob.glob('**/*.py', root_dir=own, recursive=True)
+  found = {f'paxlike/{path}': os.path.join(own, path) for path in paths}
+  module = sys.modules.get(experiment.rpartition('.')[0])
+  file = getattr(module, '__file__', None)
+  if module is not None and file:
+    beside = os.path.dirname(file)
+    package = module.__name__.rpartition('.')[0].replace('.', '/')
+    for path in glob.glob('*.py', root_dir=beside):
+      # Of a lone script its neighbours are none of our business.
+      if package or path == os.path.basename(file):
+        found[os.path.join(package, path)] = os.path.join(beside, path)
+  return [f'{name} {_checksum(found[name])}' for name in sorted(found)]
+
+
+def _checksum(path: str) -> str:
+  try:
+    with open(path, 'rb') as file:
+      return f'{zlib.crc32(file.read()):08x}'
+  except OSError:  # gone meanwhile, or in an archive
+    return '?'
 
 
 def _versions() -> dict[str, str]:

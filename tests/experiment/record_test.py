@@ -100,6 +100,34 @@ def test_another_value_that_is_refused_leaves_what_was(tmp_path):
   assert (tmp_path / 'config' / 'train.json').read_text() == before
 
 
+def test_code_that_differs_in_no_revision_is_another_fact(
+  tmp_path, monkeypatch
+):
+  monkeypatch.syspath_prepend(str(tmp_path))
+  package = tmp_path / 'lab_of_facts'
+  package.mkdir()
+  (package / '__init__.py').touch()
+  (package / 'toy.py').write_text(
+    'from paxlike import experiment\nfrom tests.experiment import toys\n'
+    '@experiment.register\nclass FactsToy(toys.Toy):\n  pass\n'
+  )
+  (package / 'layers.py').write_text('WIDTH = 1\n')
+  resolved = experiment.resolve(experiment.get('lab_of_facts.toy.FactsToy'), [])
+  before = experiment.facts(resolved)
+  (package / 'layers.py').write_text('WIDTH = 2\n')
+  after = experiment.facts(resolved)
+  changed = set(before.pop('code').split('\n')) ^ set(
+    after.pop('code').split('\n')
+  )
+  assert {line.split()[0] for line in changed} == {'lab_of_facts/layers.py'}
+  assert before == after
+
+
+def test_the_code_of_the_package_is_among_the_facts():
+  code = experiment.facts(experiment.resolve(toys.Toy, []))['code']
+  assert 'paxlike/experiment/_record.py ' in code
+
+
 def test_the_revision_of_the_experiments_repository_is_noted():
   resolved = experiment.resolve(toys.Toy)
   head = subprocess.run(
