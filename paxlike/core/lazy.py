@@ -42,6 +42,9 @@ def import_if_there(name: str) -> types.ModuleType | None:
   Raises:
     ImportError: It is there, and an import inside it fails.
   """
+  # Importlib takes what begins with a dot for a name within some package.
+  if not all(part.isidentifier() for part in name.split('.')):
+    return None
   try:
     return importlib.import_module(name)
   except ModuleNotFoundError as error:

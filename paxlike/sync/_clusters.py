@@ -49,6 +49,12 @@ class Cluster:
         f'Process id {self.process_id} with {self.num_processes} processes '
         f'(from {self.origin}): must be 0 to {self.num_processes - 1}.'
       )
+    host, _, port = self.address.rpartition(':')
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+      raise errors.UsageError(
+        f'Process 0 is said to be at {self.address!r} (from {self.origin}): '
+        'must be HOST:PORT, the port 1 to 65535.'
+      )
 
 
 def find(

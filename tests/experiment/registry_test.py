@@ -76,6 +76,15 @@ def test_an_unknown_name_suggests_near_ones(package):
     package.registry('lm').get('KjvTinny')
 
 
+@pytest.mark.parametrize(
+  'name', ['../x', '.x.Y', 'a..B', 'a/b.C', 'x y.Z', '.']
+)
+def test_what_can_be_no_name_is_unknown_like_any_other(package, name):
+  package.write('lm', 'Tiny')
+  with pytest.raises(errors.UnknownExperimentError):
+    package.registry('lm').get(name)
+
+
 def test_an_ambiguous_name_lists_all_that_it_could_mean(package):
   package.write('one', 'Tiny')
   package.write('two', 'Tiny')

@@ -236,6 +236,12 @@ def test_three_variables_serve_any_launcher():
   assert (found.address, found.num_processes, found.process_id) == ('h:1', 2, 0)
 
 
+@pytest.mark.parametrize('address', ['h', 'h:', ':7', 'h:x', 'h:0', 'h:99999'])
+def test_an_address_that_is_none_is_refused(address):
+  with pytest.raises(errors.UsageError, match='must be HOST:PORT'):
+    _find({}, coordinator_address=address, num_processes=2, process_id=0)
+
+
 def test_a_flag_wins_over_the_launcher():
   found = _find(SLURM, coordinator_address='elsewhere:7')
   assert found.address == 'elsewhere:7'
