@@ -202,6 +202,22 @@ def test_a_training_that_was_killed_and_started_again_is_followed_on(tmp_path):
   assert follow(tmp_path, clock) == STEPS
 
 
+def test_steps_that_training_forgets_and_makes_again_are_taken_again(tmp_path):
+  train_in(tmp_path)
+  say(tmp_path, 'running', 4)
+
+  def forget():
+    directory = str(tmp_path / 'checkpoints')
+    with checkpoint.CheckpointManager(directory) as manager:
+      manager.forget_above(2)
+      assert manager.steps() == [0, 1, 2]
+
+  # The follower looks while they are gone, and after they have come back.
+  clock = ScriptedClock(forget, nothing, lambda: train_in(tmp_path))
+  assert follow(tmp_path, clock) == [*STEPS, 3, 4]
+  assert follow_lines(tmp_path) == STEPS
+
+
 def test_a_process_of_another_host_is_waited_for_as_long_as_was_asked_for(
   tmp_path,
 ):
