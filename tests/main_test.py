@@ -105,6 +105,10 @@ def test_the_version_is_printed(capsys):
       [TOY, '--mode=train', '--job_log_dir=x', '--restore_checkpoint_dir='],
       '--restore_checkpoint_dir= is empty',
     ),
+    (
+      [TOY, '--mode=train', '--job_log_dir=x', '--compilation_cache_dir='],
+      '--compilation_cache_dir= is empty',
+    ),
     ([TOY, '--mode=train', '--job_log_dir=S3://b/x'], 'neither gs://'),
     (
       [TOY, '--mode=eval', '--job_log_dir=x', '--eval_on_test'],
