@@ -63,7 +63,11 @@ def check(values: Values) -> None:
       f'Missing {", ".join(missing)}. For example: paxlike --exp=KjvTiny '
       '--mode=train --job_log_dir=~/runs/kjv. All flags: paxlike --help'
     )
-  directories = ('job_log_dir', 'restore_checkpoint_dir', 'compilation_cache_dir')
+  directories = (
+    'job_log_dir',
+    'restore_checkpoint_dir',
+    'compilation_cache_dir',
+  )
   for name in directories:
     value = values[name].value
     if value is not None and not value.strip():  # a variable that is not set
