@@ -77,6 +77,8 @@ class Membership:
 
   def close(self, name: str, *, now_s: float) -> None:
     """Takes note that an agent's connection has ended."""
+    if self.order is not None and self.order.plan is not None:
+      self._note_progress(self.order.plan, now_s)  # its last words
     self._presence.close(name, now_s=now_s)
 
   def take_events(self) -> list[Event]:

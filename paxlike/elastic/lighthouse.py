@@ -103,13 +103,11 @@ class _Lighthouse:
           self._hear(event)
     if self._log is not None and self._membership is not None:
       self._write_totals()
-      steps = [worker.step for _, worker in self._membership.workers()]
-      step = min(steps, default=self._membership.done_step)
       reason = 'the launcher was killed'
       self._log.event(
         {'event': 'end', 'exit_status': errors.EXIT_FAILED, 'reason': reason}
       )
-      self._log.failed(reason, step=step)
+      self._log.failed(reason, step=self._membership.done_step)
     return errors.EXIT_FAILED
 
   def close(self) -> None:

@@ -92,6 +92,22 @@ def test_a_connection_that_breaks_for_a_moment_is_no_fault():
   assert hosts.told('fault') == []
 
 
+def test_the_steps_in_the_last_words_of_hosts_count():
+  hosts = fakes.Hosts('a', 'b')
+  hosts.start()
+  for name in ('a', 'b'):
+    hosts.work(name, step=4)
+  hosts.run()
+  assert hosts.membership.done_step == 4
+  # Both speak and go between two looks.
+  for name in ('a', 'b'):
+    hosts.work(name, step=7)
+    hosts.membership.hear(hosts.agents[name], now_s=hosts.now_s)
+  for name in ('a', 'b'):
+    hosts.membership.close(name, now_s=hosts.now_s)
+  assert hosts.membership.done_step == 7
+
+
 def test_an_agent_that_was_restarted_has_lost_its_worker():
   hosts = fakes.Hosts('a', 'b')
   hosts.start()
