@@ -3,12 +3,12 @@
 import json
 import os
 import signal
-import subprocess
 
 import pytest
 
 from paxlike import reporting
 from tests.chaos import harness
+from tests.fakes import disks
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -102,17 +102,8 @@ def test_a_host_lost_together_with_its_buddy_costs_the_way_to_a_checkpoint(
 @pytest.fixture
 def small_memory(tmp_path):
   """A real file system in memory with room for less than one snapshot."""
-  mount = tmp_path / 'memory'
-  mount.mkdir()
-  done = subprocess.run(
-    ['mount', '-t', 'tmpfs', '-o', 'size=256k', 'tmpfs', str(mount)],
-    check=False,
-    capture_output=True,
-  )
-  if done.returncode:
-    pytest.skip(f'cannot mount a tmpfs here: {done.stderr.decode()}')
-  yield mount
-  subprocess.run(['umount', str(mount)], check=True)
+  with disks.mounted(tmp_path / 'memory', size='256k') as mount:
+    yield mount
 
 
 def test_where_memory_is_too_small_snapshots_go_to_the_disk_and_come_back(

@@ -16,7 +16,7 @@ from paxlike.checkpoint import tools
 from paxlike.cli import ckpt
 from paxlike.core import errors
 from tests.checkpoint import states
-from tests.fakes import faulty_fs
+from tests.fakes import disks, faulty_fs
 
 _NOBODY = 65534
 needs_root = pytest.mark.skipif(
@@ -52,14 +52,11 @@ def names(directory: pathlib.Path) -> list[str]:
 @pytest.fixture
 def small_disk() -> Iterator[pathlib.Path]:
   """A real disk with room for three steps."""
-  with tempfile.TemporaryDirectory() as path:
-    subprocess.run(
-      ['mount', '-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', path], check=True
-    )
-    try:
-      yield pathlib.Path(path)
-    finally:
-      subprocess.run(['umount', path], check=True)
+  with (
+    tempfile.TemporaryDirectory() as path,
+    disks.mounted(pathlib.Path(path), size='4m') as mount,
+  ):
+    yield mount
 
 
 @needs_root

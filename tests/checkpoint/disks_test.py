@@ -13,7 +13,7 @@ import pytest
 
 from paxlike import checkpoint
 from paxlike.core import errors
-from tests.fakes import faulty_fs
+from tests.fakes import disks, faulty_fs
 
 is_root = os.geteuid() == 0
 
@@ -21,16 +21,8 @@ is_root = os.geteuid() == 0
 @pytest.fixture
 def small_disk(tmp_path):
   """A disk of 4 MB."""
-  path = tmp_path / 'disk'
-  path.mkdir()
-  done = subprocess.run(
-    ['mount', '-t', 'tmpfs', '-o', 'size=4m', 'tmpfs', path],
-    capture_output=True,
-  )
-  if done.returncode:
-    pytest.skip(f'cannot mount a tmpfs here: {done.stderr.decode()}')
-  yield path
-  subprocess.run(['umount', '-l', path], check=True)
+  with disks.mounted(tmp_path / 'disk', size='4m') as path:
+    yield path
 
 
 def state(megabytes, value):

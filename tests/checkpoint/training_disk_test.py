@@ -12,7 +12,7 @@ import pytest
 from paxlike import checkpoint, inputs, reporting
 from paxlike.core import errors
 from paxlike.runners import train
-from tests.fakes import tiny_task
+from tests.fakes import disks, tiny_task
 
 pytestmark = pytest.mark.skipif(
   os.geteuid() != 0, reason='only root mounts disks'
@@ -23,17 +23,11 @@ NUM_STEPS = 8
 @pytest.fixture
 def job_log_dir() -> Iterator[pathlib.Path]:
   """A job whose checkpoints go to a real disk with room for a few steps."""
-  with tempfile.TemporaryDirectory() as path:
-    directory = pathlib.Path(path) / 'checkpoints'
-    directory.mkdir()
-    subprocess.run(
-      ['mount', '-t', 'tmpfs', '-o', 'size=80k', 'tmpfs', directory],
-      check=True,
-    )
-    try:
-      yield pathlib.Path(path)
-    finally:
-      subprocess.run(['umount', directory], check=True)
+  with (
+    tempfile.TemporaryDirectory() as path,
+    disks.mounted(pathlib.Path(path) / 'checkpoints', size='80k'),
+  ):
+    yield pathlib.Path(path)
 
 
 def enlarge(job_log_dir):

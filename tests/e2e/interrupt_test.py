@@ -11,6 +11,7 @@ import pytest
 
 from paxlike import reporting
 from tests.e2e import program
+from tests.fakes import disks
 
 pytestmark = pytest.mark.e2e
 
@@ -51,22 +52,11 @@ def test_a_ctrl_c_before_the_job_begins_is_a_stop_too(tmp_path):
 
 
 def test_a_disk_that_is_full_before_the_start_is_one_line(tmp_path):
-  mount = tmp_path / 'small'
-  mount.mkdir()
-  done = subprocess.run(
-    ['mount', '-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', str(mount)],
-    check=False,
-    capture_output=True,
-  )
-  if done.returncode:
-    pytest.skip(f'cannot mount a tmpfs here: {done.stderr.decode()}')
-  try:
+  with disks.mounted(tmp_path / 'small', size='64k') as mount:
     with open(mount / 'fill', 'wb', buffering=0) as file:
       for _ in range(16):
         file.write(bytes(4096))
     ended = program.run(*JOB, f'--job_log_dir={mount}/run')
-  finally:
-    subprocess.run(['umount', str(mount)], check=True)
   assert ended.returncode == 1
   (line,) = ended.stderr.splitlines()
   assert line.startswith(f'paxlike: Cannot write {mount}/run/config/train')

@@ -1,12 +1,10 @@
 """Snapshots are whole or not there, on any mesh, and older ones outlive them."""
 
 import os
-import threading
 
 import jax
 import pytest
 
-from paxlike import checkpoint
 from paxlike.core import errors
 from paxlike.elastic import (
   _memory,
@@ -31,14 +29,7 @@ def test_a_snapshot_comes_back_bit_for_bit_with_its_items(memory):
 
 
 def test_the_state_may_change_before_its_snapshot_is_whole(memory, monkeypatch):
-  may_go_on = threading.Event()
-  write = checkpoint.pieces.Copy.write
-
-  def late(copy, *args, **kwargs):
-    may_go_on.wait(10.0)
-    return write(copy, *args, **kwargs)
-
-  monkeypatch.setattr(checkpoint.pieces.Copy, 'write', late)
+  may_go_on = states.write_late(monkeypatch)
   state, taker = states.state(states.mesh(4), 5.0), states.taker(memory)
   taker.take(state, 5, items={})
   jax.tree.map(lambda array: array.delete(), state)

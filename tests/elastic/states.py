@@ -6,8 +6,10 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+from paxlike import checkpoint
 from paxlike.elastic import _facts, _serving, _transfer, snapshots
 
 SECRET = b'a secret of at least sixteen bytes'
@@ -77,3 +79,16 @@ def serving_host(memory):
 
   yield _serving.listen('127.0.0.1:0', SECRET, serve)
   assert done.wait(10.0)
+
+
+def write_late(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+  """No snapshot is made whole before the event is set, or for ten seconds."""
+  may_go_on = threading.Event()
+  write = checkpoint.pieces.Copy.write
+
+  def late(copy, *args, **kwargs):
+    may_go_on.wait(10.0)
+    return write(copy, *args, **kwargs)
+
+  monkeypatch.setattr(checkpoint.pieces.Copy, 'write', late)
+  return may_go_on

@@ -15,7 +15,7 @@ from paxlike import checkpoint, sync
 from paxlike.core import errors
 from paxlike.elastic import _facts, _memory, snapshots, worker
 from tests.chaos import harness
-from tests.elastic import ends
+from tests.elastic import ends, states
 
 
 @pytest.fixture
@@ -80,14 +80,7 @@ def test_the_loop_goes_on_while_a_snapshot_is_made_whole_but_counts_no_step(
   agent_and_worker, memory, monkeypatch
 ):
   agent, made = agent_and_worker
-  may_go_on = threading.Event()
-  write = checkpoint.pieces.Copy.write
-
-  def late(copy, *args, **kwargs):
-    may_go_on.wait(10.0)
-    return write(copy, *args, **kwargs)
-
-  monkeypatch.setattr(checkpoint.pieces.Copy, 'write', late)
+  may_go_on = states.write_late(monkeypatch)
   with made.running(sync.SoloWorld()):
     made.begin(_state(0), 0)
     made.after_step(_state(9), 9, {})

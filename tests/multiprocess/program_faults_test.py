@@ -74,15 +74,6 @@ def test_a_stopped_process_is_the_reason_in_the_status(tmp_path, guilty):
   assert status.reason.rstrip().endswith(f': {guilty}')
 
 
-@pytest.fixture(scope='module', name='trained')
-def _trained(tmp_path_factory):
-  """A directory with a checkpoint of step 5."""
-  directory = tmp_path_factory.mktemp('trained')
-  (ended,) = jobs.run('Plain', 'train', directory, 1, '--set=NUM_TRAIN_STEPS=5')
-  assert ended.status == 0, ended.output
-  return directory
-
-
 @pytest.mark.parametrize('guilty', [0, 1])
 @pytest.mark.parametrize('mode', ['eval', 'decode'])
 def test_a_killed_process_is_the_reason_in_other_modes_too(

@@ -9,15 +9,6 @@ from tests.multiprocess import harness, jobs
 pytestmark = [pytest.mark.multiprocess, pytest.mark.slow]
 
 
-@pytest.fixture(scope='module', name='trained')
-def _trained(tmp_path_factory):
-  """A directory with a checkpoint of step 5."""
-  directory = tmp_path_factory.mktemp('trained')
-  (ended,) = jobs.run('Plain', 'train', directory, 1, '--set=NUM_TRAIN_STEPS=5')
-  assert ended.status == 0, ended.output
-  return directory
-
-
 def go_on(trained, job_log_dir, *flags):
   """Two steps more than `trained`, on two processes."""
   ended = jobs.run(

@@ -112,18 +112,10 @@ def cannot_write_on_one(world, directory):
 
 def _sharded(step):
   """Each process writes a part."""
-  mesh = jax.make_mesh(
-    (jax.device_count(),),
-    ('data',),
-    axis_types=(jax.sharding.AxisType.Auto,),
-  )
-  sharding = jax.sharding.NamedSharding(
-    mesh, jax.sharding.PartitionSpec('data')
-  )
   whole = np.full((8, 4), step, np.float32)
   return {
     'w': jax.make_array_from_callback(
-      whole.shape, sharding, lambda index: whole[index]
+      whole.shape, sync_jobs.sharding(), lambda index: whole[index]
     )
   }
 

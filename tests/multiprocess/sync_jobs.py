@@ -20,18 +20,20 @@ def fault() -> None:
   print('the fault is now', flush=True)
 
 
-def collective() -> float:
-  """One reduction over the devices of all processes."""
+def sharding() -> jax.sharding.NamedSharding:
+  """Rows spread over the devices of all processes."""
   mesh = jax.make_mesh(
     (jax.device_count(),),
     ('data',),
     axis_types=(jax.sharding.AxisType.Auto,),
   )
-  sharding = jax.sharding.NamedSharding(
-    mesh, jax.sharding.PartitionSpec('data')
-  )
+  return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
+
+
+def collective() -> float:
+  """One reduction over the devices of all processes."""
   array = jax.make_array_from_callback(
-    (jax.device_count(),), sharding, lambda _: np.ones((1,), np.float32)
+    (jax.device_count(),), sharding(), lambda _: np.ones((1,), np.float32)
   )
   return float(jax.jit(jnp.sum)(array))
 

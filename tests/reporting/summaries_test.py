@@ -15,6 +15,7 @@ from paxlike import reporting
 from paxlike.core import errors
 from paxlike.reporting import _metrics_log
 from tests.fakes import clock as fake_clock
+from tests.fakes import disks
 from tests.reporting import events
 
 
@@ -220,12 +221,7 @@ class FullDisk:
 @pytest.mark.timeout(30)
 @pytest.mark.skipif(os.geteuid() != 0, reason='only root may mount')
 def test_a_failed_write_is_raised_at_the_next_call(tmp_path):
-  mount = tmp_path / 'small'
-  mount.mkdir()
-  subprocess.run(
-    ['mount', '-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', str(mount)], check=True
-  )
-  try:
+  with disks.mounted(tmp_path / 'small', size='64k') as mount:
     writer = reporting.SummaryWriter(str(mount), 'train')
 
     def fill():
@@ -237,8 +233,6 @@ def test_a_failed_write_is_raised_at_the_next_call(tmp_path):
     with pytest.raises(errors.ReportingError):
       writer.flush()
     writer.close()
-  finally:
-    subprocess.run(['umount', str(mount)], check=True)
 
 
 @pytest.mark.timeout(30)
