@@ -1,18 +1,16 @@
-"""Fresh host memory in large blocks, at the price of huge pages.
+"""Fresh host memory in large blocks, in huge pages where those are cheap.
 
-Most of what a restore costs beside the disk is the system finding and clearing
-new pages: a page of 2 MiB takes 0.1 ms, 512 small ones 0.7 ms. Not everywhere:
-a virtual machine whose free memory went back to its host takes 4 to 9 ms for a
-huge page that it has not had before, and then small pages are the better buy.
+The system has to find and clear a new page: one of 2 MiB takes 0.1 ms, 512
+small ones 0.7 ms. Not everywhere: a virtual machine whose free memory went back
+to its host takes 4 to 9 ms for a huge page that it has not had before. So only
+memory that is used again and again is in huge pages, and only while they prove
+cheap; what a state is restored into is touched once, while others read.
 """
 
 import contextlib
 import ctypes
-import functools
 import mmap
-import threading
 import time
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -20,7 +18,6 @@ from paxlike.core import fs
 
 HUGE_PAGE_BYTES = 1 << 21
 _SLAB_BYTES = 64 << 20
-_PROBE_BYTES = 8 * HUGE_PAGE_BYTES
 _SLOW_PAGE_S = 1e-3
 # That many slow pages, each fast one making up for one, and it is enough.
 _MOST_SLOW = 3
@@ -33,65 +30,46 @@ def round_up(value: int, multiple: int) -> int:
   return -(-value // multiple) * multiple
 
 
-class _Prices:
-  """What the huge pages of one piece of work cost so far; for one thread."""
+def page_aligned(size_bytes: int, *, is_huge: bool = True) -> np.ndarray:
+  """Fresh zeros, uint8, from a page's boundary; no page is there yet.
 
-  def __init__(self) -> None:
-    self._num_slow = 0
-
-  @property
-  def are_high(self) -> bool:
-    return self._num_slow >= _MOST_SLOW
-
-  def note(self, page_s: float) -> None:
-    if not self.are_high:
-      change = 1 if page_s > _SLOW_PAGE_S else -1
-      self._num_slow = max(0, self._num_slow + change)
-
-
-def page_aligned(size_bytes: int) -> np.ndarray:
-  """Fresh zeros, uint8, from a huge page's boundary; no page is there yet."""
+  Args:
+    size_bytes: How many.
+    is_huge: Whether to ask for huge pages; else it is as the system's
+      settings have it.
+  """
   if not size_bytes:
     return np.empty(0, np.uint8)
   flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
   block = mmap.mmap(-1, round_up(size_bytes, HUGE_PAGE_BYTES), flags=flags)
-  if hasattr(mmap, 'MADV_HUGEPAGE'):
+  if is_huge and hasattr(mmap, 'MADV_HUGEPAGE'):
     # A kernel without huge pages is slower, not wrong.
     with contextlib.suppress(OSError):
       block.madvise(mmap.MADV_HUGEPAGE)
   return np.frombuffer(block, np.uint8)[:size_bytes]
 
 
-def fault_in(*blocks: np.ndarray, prices: _Prices | None = None) -> bool:
+def fault_in(block: np.ndarray) -> bool:
   """Has the system bring in the pages of what `page_aligned` gave.
 
-  What is in the memory remains, so others may fill it meanwhile. Goes on with
-  small pages where huge ones prove slow.
-
-  Args:
-    *blocks: The memory.
-    prices: What is known of huge pages before, if anything is.
+  Goes on with small pages where huge ones prove slow.
 
   Returns:
     False if the kernel cannot do this: the pages then come at first use.
   """
-  waiting = [
-    block[first : first + HUGE_PAGE_BYTES]
-    for block in blocks
-    for first in range(0, block.size, HUGE_PAGE_BYTES)
-  ]
-  prices = prices or _Prices()
-  refused = False
-  for i, page in enumerate(waiting):
-    if prices.are_high and not refused:
-      # At once for all, before others come to them.
-      for later in waiting[i:]:
-        _advise(later, mmap.MADV_NOHUGEPAGE)
-      refused = True
+  num_slow = 0
+  is_refused = False
+  for first in range(0, block.size, HUGE_PAGE_BYTES):
+    if num_slow >= _MOST_SLOW and not is_refused:
+      _advise(block[first:], mmap.MADV_NOHUGEPAGE)
+      is_refused = True
     started_s = time.perf_counter()
-    if not _advise(page, _MADV_POPULATE_WRITE):
+    if not _advise(
+      block[first : first + HUGE_PAGE_BYTES], _MADV_POPULATE_WRITE
+    ):
       return False
-    prices.note(time.perf_counter() - started_s)
+    is_slow = time.perf_counter() - started_s > _SLOW_PAGE_S
+    num_slow = max(0, num_slow + (1 if is_slow else -1))
   return True
 
 
@@ -106,38 +84,14 @@ class Slabs:
   """Memory for many arrays, each block freed with the last array in it."""
 
   def __init__(self) -> None:
-    self._blocks: list[np.ndarray] = []
     self._left = np.empty(0, np.uint8)
 
   def take(self, size_bytes: int) -> np.ndarray:
     """Memory that begins at a page and is whole pages long."""
     padded = round_up(size_bytes, fs.BLOCK_BYTES)
     if padded > _SLAB_BYTES // 4:
-      self._blocks.append(page_aligned(padded))
-      return self._blocks[-1]
+      return page_aligned(padded, is_huge=False)
     if self._left.size < padded:
-      self._left = page_aligned(_SLAB_BYTES)
-      self._blocks.append(self._left)
+      self._left = page_aligned(_SLAB_BYTES, is_huge=False)
     taken, self._left = self._left[:padded], self._left[padded:]
     return taken
-
-  @contextlib.contextmanager
-  def coming_in(self) -> Iterator[None]:
-    """Brings in the pages of all that was taken, while others fill it.
-
-    At the end it holds on to none of it.
-    """
-    blocks, self._blocks = self._blocks, []
-    self._left = np.empty(0, np.uint8)
-    # What pages cost is best known before others begin to take them.
-    prices = _Prices()
-    fault_in(*(block[:_PROBE_BYTES] for block in blocks[:1]), prices=prices)
-    thread = threading.Thread(
-      target=functools.partial(fault_in, *blocks, prices=prices),
-      name='checkpoint-pages',
-    )
-    thread.start()
-    try:
-      yield
-    finally:
-      thread.join()

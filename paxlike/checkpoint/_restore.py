@@ -263,8 +263,7 @@ def fill(
     None if fit.number is None else _Build(fit.target, fit.number, infos, slabs)
     for fit in found.fits
   ]
-  with slabs.coming_in():
-    reader.read([r for b in builds if b is not None for r in b.requests])
+  reader.read([r for b in builds if b is not None for r in b.requests])
   leaves = []
   for i, fit in enumerate(found.fits):
     build, builds[i] = builds[i], None

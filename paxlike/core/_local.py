@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import random
 import shutil
 from typing import IO
 
@@ -14,6 +15,7 @@ BLOCK_BYTES = 4096
 _DIRECT = getattr(os, 'O_DIRECT', 0)
 _RENAME_EXCHANGE = 2
 _AT_FDCWD = -100
+_NUM_SAMPLES = 8
 
 
 def _is_not_direct(error: OSError) -> bool:
@@ -96,14 +98,15 @@ class _LocalReader:
 
   def _is_resident(self) -> bool:
     """Whether at least half of a few sampled pages are in memory."""
-    samples = 8
+    # Elsewhere each time: to ask for a page makes the system fetch it.
+    random_source = random.Random()
     byte = bytearray(1)
     found = 0
-    for i in range(samples):
+    for _ in range(_NUM_SAMPLES):
       with contextlib.suppress(OSError):
-        offset = (self.size - 1) * i // (samples - 1)
+        offset = random_source.randrange(self.size)
         found += os.preadv(self._fd, [byte], offset, os.RWF_NOWAIT)
-    return found * 2 >= samples
+    return found * 2 >= _NUM_SAMPLES
 
   def read_into(self, offset: int, into: memoryview) -> int:
     done = self._read_direct(offset, into)

@@ -27,6 +27,7 @@ class ObjectStore(_storage.FileSystem):
   part_bytes = 64 << 20
   num_threads = 8
   whole_parts = True
+  chunk_bytes = 16 << 20
 
   def __init__(self, store: Any):
     self.store = store

@@ -48,12 +48,15 @@ class FileSystem(abc.ABC):
     part_bytes: The most payload that one data file should hold.
     num_threads: How many transfers at a time use it well.
     whole_parts: Whether a file is sent in one piece, from start to end.
+    chunk_bytes: How much one read should ask for.
   """
 
   atomic_rename: bool = True
   part_bytes: int = (1 << 30) - (1 << 20)
   num_threads: int = 2
   whole_parts: bool = False
+  # Few enough that several threads' chunks stay in a processor's cache.
+  chunk_bytes: int = 4 << 20
 
   @abc.abstractmethod
   def read_bytes(self, path: str) -> bytes:

@@ -191,3 +191,19 @@ def test_paths_are_joined_and_taken_apart():
   assert fs.expand('s3://x/') == 's3://x'
   assert fs.expand('~/x') == os.path.expanduser('~/x')
   assert fs.for_path('/tmp') is fs.LOCAL
+
+
+def test_asking_what_is_in_memory_does_not_change_the_answer(tmp_path):
+  path = str(tmp_path / 'file')
+  with open(path, 'wb') as f:
+    for _ in range(256):
+      f.write(os.urandom(1 << 20))
+    f.flush()
+    os.fsync(f.fileno())
+    os.posix_fadvise(f.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+  readers = [LOCAL.open_read(path) for _ in range(10)]
+  if readers[0]._direct_fd < 0:
+    pytest.skip('this disk keeps its files in memory')
+  for reader in readers:
+    assert reader._direct_fd >= 0, 'nobody has read it'
+    reader.close()

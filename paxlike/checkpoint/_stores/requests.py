@@ -8,8 +8,8 @@ from paxlike.checkpoint import _boxes, _integrity, _memory, _state
 from paxlike.core import errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
 
-# From this size on a box is read straight into the memory asked for.
-IN_PLACE_BYTES = 256 << 10
+# Less than this is left to NumPy.
+_LEAST_OWN_BYTES = 256 << 10
 
 
 class VanishedError(errors.CheckpointDamagedError):
@@ -24,14 +24,11 @@ class Request:
     array: Number of the array in the manifest.
     box: Which part of it.
     out: C-order array of the box's shape and the saved dtype.
-    memory: The bytes under `out`, with the room after it that may be
-      overwritten; `out` begins where it begins.
   """
 
   array: int
   box: _boxes.Box
   out: np.ndarray
-  memory: np.ndarray
 
 
 def make(
@@ -49,14 +46,13 @@ def make(
     slabs: Where many requests of one restore take their memory from.
   """
   num_bytes = box.size * info.dtype.itemsize
-  # Only what is read in place has to begin at a page.
   memory = (
     np.empty(num_bytes, np.uint8)
-    if num_bytes < IN_PLACE_BYTES
+    if num_bytes < _LEAST_OWN_BYTES
     else (slabs or _memory.Slabs()).take(num_bytes)
   )
   out = memory[:num_bytes].view(info.dtype).reshape(box.shape)
-  return Request(array, box, out, memory)
+  return Request(array, box, out)
 
 
 def open_file(file_system: fs.FileSystem, path: str) -> fs.Reader:

@@ -19,7 +19,10 @@ from paxlike.checkpoint._stores import plans, requests
 from paxlike.core import errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
 
-_CHUNK_BYTES = 16 << 20
+# Smaller boxes are read together with their neighbours.
+_SMALL_BYTES = 256 << 10
+# The least that a box is cut into where blocks at the cuts are read twice.
+_PIECE_BYTES = 16 << 20
 _NUM_THREADS = 4
 _BLOCK = _integrity.BLOCK_BYTES
 
@@ -200,6 +203,8 @@ class ShardedReader:
     self._open = contextlib.ExitStack()
     self._lock = threading.Lock()
     self._scratch = threading.local()
+    self._chunk_bytes = file_system.chunk_bytes
+    self._bounce_bytes = 0
     self.bytes_read = 0
 
   def close(self) -> None:
@@ -249,8 +254,11 @@ class ShardedReader:
     self.open_for(wanted)
     large: list[Callable[[], None]] = []
     small: list[tuple[_SavedBox, list[_Target]]] = []
-    for saved, targets in self._by_saved_box(wanted):
-      if saved.num_bytes >= requests.IN_PLACE_BYTES:
+    found = self._by_saved_box(wanted)
+    total_bytes = sum(saved.extent for saved, _ in found)
+    self._bounce_bytes = min(total_bytes, self._chunk_bytes)
+    for saved, targets in found:
+      if saved.num_bytes >= _SMALL_BYTES:
         large.extend(self._tasks_of_large(saved, targets))
       else:
         small.append((saved, targets))
@@ -277,7 +285,7 @@ class ShardedReader:
         found[key][1].append(_Target(request, common))
     return sorted(found.values(), key=lambda f: (f[0].file.path, f[0].offset))
 
-  # --- large boxes: one task a piece, read in place where that can be.
+  # --- large boxes: one task a piece.
 
   def _tasks_of_large(
     self, saved: _SavedBox, targets: list[_Target]
@@ -286,18 +294,18 @@ class ShardedReader:
       request = targets[0].request
       return [
         functools.partial(
-          self._read_in_place,
+          self._read_run,
           saved,
-          request,
+          request.out,
           at,
-          min(at + _CHUNK_BYTES, saved.extent),
+          min(at + self._chunk_bytes, saved.extent),
         )
-        for at in range(0, saved.extent, _CHUNK_BYTES)
+        for at in range(0, saved.extent, self._chunk_bytes)
       ]
     itemsize = self._infos[saved.array].dtype.itemsize
     tasks = []
     for piece in _boxes.contiguous_pieces(
-      saved.box.shape, item_bytes=itemsize, limit_bytes=_CHUNK_BYTES
+      saved.box.shape, item_bytes=itemsize, limit_bytes=_PIECE_BYTES
     ):
       box = _boxes.Box(
         tuple(a + s for a, s in zip(piece.start, saved.box.start, strict=True)),
@@ -311,11 +319,13 @@ class ShardedReader:
         )
     return tasks
 
-  def _read_in_place(
-    self, saved: _SavedBox, request: requests.Request, first: int, last: int
+  def _read_run(
+    self, saved: _SavedBox, out: np.ndarray, first: int, last: int
   ) -> None:
-    into = request.memory[first:last]
-    self._read_checked(saved, first, into)
+    memory = self._bounce(last - first)
+    self._read_checked(saved, first, memory)
+    into = out.reshape(-1).view(np.uint8)[first:last]
+    np.copyto(into, memory[: into.size])
 
   def _read_piece(
     self, saved: _SavedBox, targets: list[_Target], box: _boxes.Box, first: int
@@ -341,7 +351,7 @@ class ShardedReader:
         before = group[-1][0]
         apart = saved.offset - (before.offset + before.extent)
         length = saved.offset + saved.extent - group[0][0].offset
-        if saved.file is not before.file or apart or length > _CHUNK_BYTES:
+        if saved.file is not before.file or apart or length > self._chunk_bytes:
           tasks.append(functools.partial(self._read_group, group))
           group = []
       group.append((saved, targets))
@@ -367,10 +377,15 @@ class ShardedReader:
   # --- both.
 
   def _bounce(self, size_bytes: int) -> np.ndarray:
-    """Memory of this thread for what cannot be read in place."""
+    """Memory of this thread that all it reads goes through.
+
+    What is read into it is still in the processor's cache when it is summed up
+    and copied, and a disk fills huge pages up to three times as fast as small
+    ones, in which the target's memory is.
+    """
     kept = getattr(self._scratch, 'memory', None)
     if kept is None or kept.size < size_bytes:
-      kept = _memory.page_aligned(max(size_bytes, _CHUNK_BYTES))
+      kept = _memory.page_aligned(max(size_bytes, self._bounce_bytes))
       _memory.fault_in(kept)
       self._scratch.memory = kept
     return kept[:size_bytes]
