@@ -44,9 +44,9 @@ setuptools.setup(
   package_data={'paxlike': ['py.typed']},
   install_requires=[
     'absl-py>=2.1',
+    'awscrt>=0.23',
     'fiddle>=0.3.0',
     'flax>=0.12,<0.13',
-    'google-crc32c>=1.5',
     'jax>=0.10,<0.13',
     'jaxlib>=0.10,<0.13',
     'jaxtyping>=0.3',
@@ -72,6 +72,7 @@ setuptools.setup(
       'basedpyright>=1.29',
       'beartype>=0.20',
       'gcp-storage-emulator>=2024.8',
+      'google-crc32c>=1.5',
       'grain>=0.2.10',
       'grpcio-tools==1.74.0',
       'hypothesis>=6.100',

@@ -13,7 +13,6 @@ if not __package__:  # run as a script: make `import paxlike` find this tree
 
 import contextlib
 import dataclasses
-import errno
 import importlib
 import pkgutil
 import signal
@@ -24,7 +23,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from absl import logging
 
 from paxlike import flags
-from paxlike.core import compilation_cache, errors, fs, processes, suggest
+from paxlike.core import (
+  compilation_cache,
+  disks,
+  errors,
+  fs,
+  processes,
+  suggest,
+)
 
 if TYPE_CHECKING:
   from paxlike import experiment, sync
@@ -35,8 +41,6 @@ _CLI = 'paxlike.cli'
 _AGENT = 'PAXLIKE_AGENT'
 _LAUNCHER = 'PAXLIKE_LAUNCHER'
 _EXIT_INTERRUPTED = 130
-# What is told in a line: nothing in the program is wrong.
-_OF_DISKS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 _has_begun = threading.Event()
 _Recording = contextlib.AbstractContextManager[str]
 
@@ -80,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
   except errors.PaxlikeError as error:
     return _report(error)
   except OSError as error:
-    if error.errno not in _OF_DISKS:
+    if not disks.is_refusal(error):
       raise
     return _report(_disk_error(error))
   except KeyboardInterrupt:
@@ -89,11 +93,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _disk_error(error: OSError) -> errors.PaxlikeError:
-  where = f' {error.filename}' if error.filename else ''
+  """Tells of a disk in a line: nothing in the program is wrong."""
+  where = error.filename or 'A file'
+  text = f'{where}: {error.strerror}. {disks.remedy(error)}'
+  if isinstance(error, PermissionError):
+    return errors.UsageError(f'{text}, or run as a user who may.')
   return errors.PaxlikeError(
-    f'Cannot write{where}: {error.strerror}. Make room there or set another '
-    '--job_log_dir, then start the job again: it goes on from its last '
-    'checkpoint.'
+    f'{text} or set another --job_log_dir, then start the job again: it goes '
+    'on from its last checkpoint.'
   )
 
 

@@ -93,7 +93,8 @@ class Background:
         e.__cause__, errors.SyncError | errors.CheckpointBusyError
       ):
         raise
-      logging.exception('Step %d was not saved; training goes on.', self.step)
+      logging.error('%s Training goes on.', e)
+      logging.debug('Where saving failed:', exc_info=e)
     return None
 
   def close(self) -> None:

@@ -34,7 +34,7 @@ from paxlike.checkpoint import (
   _publishing,
   _sweep,
 )
-from paxlike.core import errors, fs
+from paxlike.core import disks, errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
 
 
@@ -126,7 +126,7 @@ class Commit:
     return (
       f'Step {self._job.step} was not saved in {self._place.directory}: '
       f'process {process} failed with {_describe(error)}. The steps before '
-      'are untouched.'
+      f'are untouched.{_advice(error)}'
     )
 
   # 1.
@@ -236,6 +236,11 @@ class Commit:
     if self._is_first and attempt is not None and self._fs.atomic_rename:
       with contextlib.suppress(OSError):
         self._fs.remove_tree(attempt.directory)
+
+
+def _advice(error: BaseException) -> str:
+  remedy = disks.remedy(error)
+  return f' {remedy}.' if remedy else ''
 
 
 def _describe(error: BaseException) -> str:

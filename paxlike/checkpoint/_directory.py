@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from absl import logging
 
 from paxlike.checkpoint import _history, _jobs, _layout, _sweep
-from paxlike.core import errors, fs
+from paxlike.core import disks, errors, fs
 
 
 def look(place: _jobs.Place) -> bytes:
@@ -106,7 +106,8 @@ def _claim(place: _jobs.Place) -> None:
   except OSError as e:
     raise errors.SaveError(
       f'Checkpoints cannot be written to {place.directory}: {e}. Nothing has '
-      'been trained; choose another --job_log_dir.'
+      f'been trained. {disks.remedy(e) or "See that it can be reached"}, or '
+      'choose another --job_log_dir.'
     ) from e
 
 

@@ -16,8 +16,8 @@ import enum
 import struct
 from typing import Any
 
-import google_crc32c
 import numpy as np
+from awscrt import checksums
 
 from paxlike.core import errors
 
@@ -40,17 +40,17 @@ class Kind(enum.IntEnum):
 
 
 def crc32c(data: Any, start: int = 0) -> int:
-  """CRC-32C of bytes or of a uint8 array, going on from `start`."""
-  return google_crc32c.extend(start, data)
+  """CRC-32C of bytes or of a uint8 array, going on from `start`.
+
+  Other threads go on meanwhile.
+  """
+  return checksums.crc32c(data, start)
 
 
 def block_crcs(extent: np.ndarray) -> list[int]:
   """CRC-32C of each 1 MiB of a flat uint8 array."""
-  value = google_crc32c.value
-  if extent.size <= BLOCK_BYTES:
-    return [value(extent)] if extent.size else []
   return [
-    value(extent[at : at + BLOCK_BYTES])
+    crc32c(extent[at : at + BLOCK_BYTES])
     for at in range(0, extent.size, BLOCK_BYTES)
   ]
 

@@ -10,7 +10,7 @@ from absl import logging
 from google.protobuf import message
 
 from paxlike.checkpoint import _boxes, _integrity, _layout, _state
-from paxlike.core import errors, fs
+from paxlike.core import disks, errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
 
 _PACKAGES = ('paxlike', 'jax', 'jaxlib', 'numpy', 'flax', 'optax', 'ml_dtypes')
@@ -126,6 +126,8 @@ def read_raw(file_system: fs.FileSystem, directory: str) -> bytes:
     raise errors.CheckpointNotFoundError(
       f'{directory} holds no complete checkpoint: there is no {path}.'
     ) from e
+  except PermissionError as e:
+    raise disks.unreadable(path, e) from e
   except IsADirectoryError:
     # As good as empty: whoever looks into it finds damage, as in any other.
     logging.warning('%s is a directory.', path)

@@ -28,21 +28,23 @@ from paxlike.checkpoint import (
 )
 from paxlike.checkpoint import _restore as restore_lib
 from paxlike.checkpoint._stores import requests
-from paxlike.core import errors, fs
+from paxlike.core import disks, errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
 
 _MAX_TRIES = 50
 _EMPTY_LOOKS = 5
-_OK, _VANISHED, _DAMAGED, _MISMATCH, _FAILED = (
+_OK, _VANISHED, _DAMAGED, _DENIED, _MISMATCH, _FAILED = (
   'ok',
   'vanished',
   'damaged',
+  'denied',
   'mismatch',
   'failed',
 )
 _ERRORS = {
   _VANISHED: errors.CheckpointNotFoundError,
   _DAMAGED: errors.CheckpointDamagedError,
+  _DENIED: errors.CheckpointAccessError,
   _MISMATCH: errors.RestoreMismatchError,
   _FAILED: errors.CheckpointError,
 }
@@ -139,6 +141,9 @@ class Restoring:
         raise
       except FileNotFoundError as e:
         raise errors.CheckpointNotFoundError(str(e)) from e
+      except PermissionError as e:
+        where = str(e.filename or self._place.directory)
+        raise disks.unreadable(where, e) from e
       except OSError as e:
         raise errors.CheckpointError(str(e)) from e
       head = json.dumps({'step': chosen.step, 'path': chosen.path})
@@ -230,6 +235,8 @@ class Restoring:
       return e, _DAMAGED if is_there else _VANISHED, str(e)
     except errors.CheckpointDamagedError as e:
       return e, _DAMAGED, str(e)
+    except errors.CheckpointAccessError as e:
+      return e, _DENIED, str(e)
     except errors.RestoreMismatchError as e:
       return e, _MISMATCH, str(e)
     except Exception as e:  # noqa: BLE001 (told to every process)
@@ -253,7 +260,7 @@ class Restoring:
       )
     ]
     error = result if isinstance(result, BaseException) else None
-    for kind in (_FAILED, _MISMATCH, _DAMAGED, _VANISHED):
+    for kind in (_FAILED, _DENIED, _MISMATCH, _DAMAGED, _VANISHED):
       for process, answer in enumerate(answers):
         if answer['status'] == kind:
           where = '' if len(answers) == 1 else f' (process {process})'

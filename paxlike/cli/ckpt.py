@@ -279,15 +279,24 @@ def _verify(options: argparse.Namespace) -> int:
     _print_json(found)
     return status
   for damage in found.damage:
-    print(f'DAMAGED {damage}')
+    print(f'{"UNREADABLE" if damage.is_unreadable else "DAMAGED"} {damage}')
   for name in found.incomplete:
     print(f'incomplete {name}: being written, or left by a crash')
   print(
     f'{len(found.steps)} step(s) of {found.directory}, '
     f'{_size(found.bytes_checked)} in {time.monotonic() - started_s:.1f} s: '
-    + (f'{len(found.damage)} damaged place(s)' if found.damage else 'all well')
+    + (_count(found.damage) or 'all well')
   )
   return status
+
+
+def _count(damage: Sequence[checkpoint.tools.Damage]) -> str:
+  unreadable = sum(each.is_unreadable for each in damage)
+  counts = {
+    'damaged place(s)': len(damage) - unreadable,
+    'unreadable file(s)': unreadable,
+  }
+  return ', '.join(f'{n} {what}' for what, n in counts.items() if n)
 
 
 def _diff(options: argparse.Namespace) -> int:

@@ -218,6 +218,8 @@ def _watch(
     time.sleep(_LOOK_EVERY_S)
   if first_failed is None:
     return errors.EXIT_DONE
+  if errors.EXIT_USAGE in statuses.values():
+    return errors.EXIT_USAGE  # what the others ended with is its consequence
   return statuses[first_failed] or errors.EXIT_FAILED
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import shutil
+from collections.abc import Iterator
 from typing import IO
 
 from paxlike.core import _storage
@@ -22,10 +23,21 @@ def _is_not_direct(error: OSError) -> bool:
   return error.errno in (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+  """Names the file in errors, which a full disk does not by itself."""
+  try:
+    yield
+  except OSError as error:
+    error.filename = path
+    raise
+
+
 class _LocalWriter:
   """Writes past the page cache where the disk allows it."""
 
   def __init__(self, path: str, size_bytes: int):
+    self._path = path
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     self._is_direct = bool(_DIRECT)
     try:
@@ -39,7 +51,8 @@ class _LocalWriter:
       self._is_direct = False
       self._fd = os.open(path, flags, 0o666)
     try:
-      self._reserve(size_bytes)
+      with _named(path):
+        self._reserve(size_bytes)
     except BaseException:
       self.abort()
       raise
@@ -62,6 +75,7 @@ class _LocalWriter:
         done += os.pwrite(self._fd, data[done:], offset + done)
       except OSError as e:
         if not (self._is_direct and _is_not_direct(e)):
+          e.filename = self._path
           raise
         self._stop_direct()
 
@@ -74,7 +88,8 @@ class _LocalWriter:
 
   def finish(self) -> None:
     try:
-      os.fsync(self._fd)
+      with _named(self._path):
+        os.fsync(self._fd)
     finally:
       self.abort()
 
@@ -152,7 +167,7 @@ class LocalFileSystem(_storage.FileSystem):
       return f.read()
 
   def write_new(self, path: str, data: bytes) -> None:
-    with open(path, 'wb') as f:
+    with _named(path), open(path, 'wb') as f:
       f.write(data)
       f.flush()
       os.fsync(f.fileno())
@@ -168,10 +183,14 @@ class LocalFileSystem(_storage.FileSystem):
     except OSError as error:
       with contextlib.suppress(OSError):
         os.unlink(temporary)
-      # A full disk says no name of its own accord.
       error.filename = path
       raise
     self.sync_dir(parent or '.')
+
+  def write_over(self, path: str, data: bytes) -> None:
+    with _named(path), open(path, 'r+b', buffering=0) as f:
+      f.write(data.ljust(os.fstat(f.fileno()).st_size))
+      os.fsync(f.fileno())
 
   def exists(self, path: str) -> bool:
     return os.path.lexists(path)

@@ -9,11 +9,20 @@ says so.
 import calendar
 import functools
 import io
+import logging
 from typing import Any
 
 from paxlike.core import _storage, errors
 
 _PROTOCOLS = {'gs': ('gcs', 'gcsfs'), 's3': ('s3', 's3fs')}
+# What is no failure of the store but says what is there.
+_ANSWERS = (
+  FileNotFoundError,
+  FileExistsError,
+  IsADirectoryError,
+  NotADirectoryError,
+  PermissionError,
+)
 
 
 class ObjectStore(_storage.FileSystem):
@@ -32,23 +41,51 @@ class ObjectStore(_storage.FileSystem):
   def __init__(self, store: Any):
     self.store = store
 
+  def _ask(self, request: str, path: str, *args: Any, **kwargs: Any) -> Any:
+    """What the store answers.
+
+    Raises:
+      OSError: Any failure, also those of which its clients have classes of
+        their own: whoever can do with a disk that fails can do with these.
+    """
+    try:
+      return getattr(self.store, request)(path, *args, **kwargs)
+    except _ANSWERS:
+      raise
+    except Exception as e:
+      raise errors.StorageError(
+        f'{path}: {type(e).__name__}: {e}. See that the store can be reached '
+        'from this machine and that credentials for it are here.'
+      ) from e
+
   def read_bytes(self, path: str) -> bytes:
-    return self.store.cat_file(path)
+    return self._ask('cat_file', path)
+
+  def read_range(self, path: str, start: int, end: int) -> bytes:
+    """The bytes of an object from `start` up to `end`."""
+    return self._ask('cat_file', path, start=start, end=end)
 
   def write_new(self, path: str, data: bytes) -> None:
-    self.store.pipe_file(path, data)
+    self._ask('pipe_file', path, data)
 
   def write_atomic(self, path: str, data: bytes) -> None:
-    self.store.pipe_file(path, data)
+    self._ask('pipe_file', path, data)
 
   def exists(self, path: str) -> bool:
-    return bool(self.store.exists(path))
+    return self._kind(path) is not None
 
   def is_dir(self, path: str) -> bool:
-    return bool(self.store.isdir(path))
+    return self._kind(path) == 'directory'
+
+  def _kind(self, path: str) -> str | None:
+    # The store's own `exists` and `isdir` take any failure for a no.
+    try:
+      return self._ask('info', path)['type']
+    except FileNotFoundError:
+      return None
 
   def list_dir(self, path: str) -> list[str]:
-    found = self.store.ls(path, detail=False, refresh=True)
+    found = self._ask('ls', path, detail=False, refresh=True)
     own = path.split('://', 1)[-1].rstrip('/')
     names = {
       _storage.base_name(name) for name in found if name.rstrip('/') != own
@@ -65,18 +102,18 @@ class ObjectStore(_storage.FileSystem):
 
   def remove(self, path: str) -> None:
     try:
-      self.store.rm_file(path)
+      self._ask('rm_file', path)
     except FileNotFoundError:
       pass
     except OSError:
       # What is no object is a directory, and those vanish by themselves.
-      if self.store.exists(path) and not self.store.isdir(path):
+      if self.exists(path) and not self.is_dir(path):
         raise
 
   def remove_tree(self, path: str) -> None:
     for name in self._children(path):
       below = _storage.join(path, name)
-      if self.store.isdir(below):
+      if self.is_dir(below):
         self.remove_tree(below)
       else:
         self.remove(below)
@@ -85,10 +122,10 @@ class ObjectStore(_storage.FileSystem):
     return _Appender(self, path)
 
   def size(self, path: str) -> int:
-    return int(self.store.info(path)['size'])
+    return int(self._ask('info', path)['size'])
 
   def mtime_s(self, path: str) -> float:
-    modified = self.store.modified(path)
+    modified = self._ask('modified', path)
     return float(calendar.timegm(modified.utctimetuple()))
 
   def create(self, path: str, size_bytes: int) -> _storage.Writer:
@@ -129,7 +166,7 @@ class _ObjectReader:
   """Reads ranges of one object."""
 
   def __init__(self, owner: ObjectStore, path: str):
-    self._store = owner.store
+    self._owner = owner
     self._path = path
     self.size = owner.size(path)
 
@@ -137,7 +174,7 @@ class _ObjectReader:
     end = min(offset + len(into), self.size)
     if end <= offset:
       return 0
-    data = self._store.cat_file(self._path, start=offset, end=end)
+    data = self._owner.read_range(self._path, offset, end)
     into[: len(data)] = data
     return len(data)
 
@@ -189,4 +226,6 @@ def for_scheme(scheme: str) -> ObjectStore:
     raise errors.UsageError(
       f"{scheme}:// needs the package {package}: pip install 'paxlike[{extra}]'"
     ) from e
+  # Its failures reach whoever asked; it would print each with a traceback.
+  logging.getLogger(package).setLevel(logging.CRITICAL)
   return ObjectStore(store)

@@ -70,6 +70,14 @@ class FileSystem(abc.ABC):
   def write_atomic(self, path: str, data: bytes) -> None:
     """Replaces a file so that readers see the old or the new one, durably."""
 
+  def write_over(self, path: str, data: bytes) -> None:
+    """Replaces a small text where there is no room for a second file.
+
+    Spaces follow where it is shorter than what was there. Whoever reads in
+    just that moment may see some of both.
+    """
+    self.write_atomic(path, data)
+
   @abc.abstractmethod
   def exists(self, path: str) -> bool:
     """Whether there is a file or directory of that name."""

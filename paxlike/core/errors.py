@@ -62,6 +62,12 @@ class CheckpointDamagedError(CheckpointError):
   """Bytes on disk are not those that were written."""
 
 
+class CheckpointAccessError(CheckpointError):
+  """This user may not read a checkpoint; nothing is wrong with it."""
+
+  exit_status = EXIT_USAGE
+
+
 class RestoreMismatchError(CheckpointError):
   """A checkpoint does not fit the state that it is restored into."""
 
@@ -80,6 +86,10 @@ class SaveError(CheckpointError):
 
 class ReportingError(PaxlikeError):
   """Summaries, status or decode outputs could not be written or read."""
+
+
+class StorageError(PaxlikeError, OSError):
+  """An object store gave no answer, or refused."""
 
 
 class NonFiniteLossError(PaxlikeError):

@@ -88,11 +88,10 @@ class Taker:
       directory = os.path.join(self._root, 'own_disk')
       self._check_disk(directory, needed_bytes, budget_bytes)
       logging.warning(
-        'Snapshots need up to %.0f MiB and %s has %.0f MiB for this host: they '
-        'go to %s.',
-        needed_bytes / 2**20,
+        'Snapshots need up to %s and %s has %s for this host: they go to %s.',
+        _mib(needed_bytes),
         self._root,
-        budget_bytes / 2**20,
+        _mib(budget_bytes),
         os.path.realpath(directory),
       )
     self._cutter, self._directory = cutter, directory
@@ -199,7 +198,7 @@ class Taker:
         os.posix_fallocate(file.fileno(), 0, size)
       except OSError as error:
         raise errors.ConfigError(
-          f'{size / 2**20:.0f} MiB for a snapshot, which were free when the '
+          f'{_mib(size)} for a snapshot, which were free when the '
           f'job started, are not in {directory}: {error}.'
         ) from error
       return np.frombuffer(mmap.mmap(file.fileno(), size), np.uint8)
@@ -209,9 +208,9 @@ class Taker:
   ) -> None:
     """Refuses a state for which there is no room at all."""
     shape = (
-      f'Snapshots need up to {needed_bytes / 2**20:.0f} MiB (three of this '
+      f'Snapshots need up to {_mib(needed_bytes)} (three of this '
       'host, as many of another, and those of the generation before), but '
-      f'{self._root} has {budget_bytes / 2**20:.0f} MiB for this host'
+      f'{self._root} has {_mib(budget_bytes)} for this host'
     )
     if not os.path.isdir(directory):
       raise errors.ConfigError(
@@ -222,9 +221,14 @@ class Taker:
     disk_bytes = _memory.budget_bytes(spill_root, job_id=self._job_id)
     if needed_bytes > disk_bytes:
       raise errors.ConfigError(
-        f'{shape}, and {spill_root} {disk_bytes / 2**20:.0f} MiB. Make room '
+        f'{shape}, and {spill_root} {_mib(disk_bytes)}. Make room '
         'there, or shard the state over more hosts.'
       )
+
+
+def _mib(num_bytes: float) -> str:
+  digits = 0 if num_bytes >= 10 * 2**20 else 2
+  return f'{num_bytes / 2**20:.{digits}f} MiB'
 
 
 def _attempt(job_id: str, step: int, generation: int) -> bytes:

@@ -12,8 +12,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import google_crc32c
 import numpy as np
+from awscrt import checksums
 
 from paxlike.core import errors, typing
 from paxlike.inputs import _base, _files
@@ -41,8 +41,8 @@ class _Corpus:
   @functools.cached_property
   def checksum(self) -> str:
     """Tells two corpora apart."""
-    crc = google_crc32c.value(self.content.tobytes())
-    return f'crc32c {google_crc32c.extend(crc, self.starts.tobytes()):08x}'
+    crc = checksums.crc32c(self.content.tobytes())
+    return f'crc32c {checksums.crc32c(self.starts.tobytes(), crc):08x}'
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -8,7 +8,7 @@ writer leaves, and raises on a damaged one.
 import struct
 from collections.abc import Iterator
 
-import google_crc32c
+from awscrt import checksums
 
 from paxlike.core import errors
 
@@ -57,5 +57,5 @@ def _check(data: bytes, crc: bytes, source: str, start: int) -> None:
 
 
 def _masked(data: bytes) -> int:
-  crc = google_crc32c.value(data)
+  crc = checksums.crc32c(data)
   return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF

@@ -7,7 +7,7 @@ import socket
 from typing import Any
 
 from paxlike.core import clock as clocks
-from paxlike.core import errors, fs
+from paxlike.core import disks, errors, fs
 from paxlike.reporting import _jsonable
 
 STATES = ('running', 'done', 'failed', 'preempted')
@@ -77,7 +77,14 @@ def put_status(job_log_dir: str, mode: str, status: Status) -> None:
   path = _path(job_log_dir, mode)
   file_system = fs.for_path(path)
   file_system.make_dirs(fs.parent_dir(path))
-  file_system.write_atomic(path, f'{_jsonable.dumps(status)}\n'.encode())
+  data = f'{_jsonable.dumps(status)}\n'.encode()
+  try:
+    file_system.write_atomic(path, data)
+  except OSError as error:
+    if not disks.is_full(error):
+      raise
+    # What ended a job must be told even so, or others would wait for it.
+    file_system.write_over(path, data)
 
 
 def read_status(job_log_dir: str, mode: str) -> Status | None:

@@ -15,7 +15,7 @@ import numpy as np
 from absl import logging
 
 from paxlike.core import clock as clocks
-from paxlike.core import errors, fs
+from paxlike.core import disks, errors, fs
 from paxlike.reporting import _events, _metrics_log
 
 _CLOSE_TIMEOUT_S = 60.0
@@ -55,6 +55,7 @@ class SummaryWriter:
       flush_interval_s: Longest that an object store lags behind.
       clock: Where wall times come from.
     """
+    self._job_log_dir = job_log_dir
     self._is_enabled = enabled
     self._is_closed = False
     self._clock = clock
@@ -174,7 +175,8 @@ class SummaryWriter:
     if self._error is not None:
       self._was_raised = True
       raise errors.ReportingError(
-        f'Summaries could not be written: {self._error}'
+        f'Summaries could not be written to {self._job_log_dir}: '
+        f'{self._error}. {disks.remedy(self._error)}'.rstrip()
       ) from self._error
 
   def _run(self, events: Any, lines: Any, lag_s: float) -> None:

@@ -82,6 +82,7 @@ def asked(
 
   Raises:
     CheckpointNotFoundError: There is no such checkpoint.
+    CheckpointDamagedError: One is damaged; the others have been given out.
   """
   where = directory or session.checkpoint_dir
   with _restore.reader(session, where) as manager:
@@ -89,8 +90,19 @@ def asked(
       logging.warning('No checkpoint in %s: using FRESH parameters.', where)
       yield Due(_restore.fresh(session), tuple(names))
       return
+    damage: list[errors.CheckpointDamagedError] = []
     for step in steps:
-      yield Due(_restore.restore_step(session, manager, step), tuple(names))
+      try:
+        eval_vars = _restore.restore_step(session, manager, step)
+      except errors.CheckpointDamagedError as error:
+        # The same on every process, and no reason to leave out the others.
+        logging.error('%s', error)
+        damage.append(error)
+        continue
+      yield Due(eval_vars, tuple(names))
+      del eval_vars  # or the variables of two steps would be in memory
+    if damage:
+      raise damage[0]
 
 
 def follow(

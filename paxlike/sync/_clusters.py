@@ -108,9 +108,13 @@ def find(
   if missing:
     raise errors.UsageError(
       f'To run as one of many processes, give {" and ".join(missing)} too '
-      f'(known so far: { {k: v for k, v in known.items() if v is not None} }).'
+      f'(known so far: {_told(known)}).'
     )
   return Cluster(**known)
+
+
+def _told(known: dict) -> str:
+  return ', '.join(f'{k}={v}' for k, v in known.items() if v is not None)
 
 
 def _detect(env: Env, timeout_s: float, *, has_address: bool) -> dict | None:

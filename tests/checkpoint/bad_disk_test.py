@@ -189,7 +189,7 @@ def test_a_read_only_disk_is_refused_before_training(read_only_disk):
   with pytest.raises(errors.SaveError) as caught:
     manager(read_only_disk)
   assert 'Read-only file system' in str(caught.value)
-  assert 'choose another --job_log_dir' in str(caught.value)
+  assert 'Have that disk mounted for writing, or choose' in str(caught.value)
 
 
 @needs_root
@@ -254,15 +254,39 @@ def test_another_user_restores_evaluates_and_looks(shared, capsys):
 
 
 @needs_root
-def test_a_file_that_may_not_be_read_is_named(shared):
-  path = shared / 'checkpoint_00000002' / 'p00000.data'
+@pytest.mark.parametrize('name', ['MANIFEST', 'p00000.index', 'p00000.data'])
+def test_a_file_that_may_not_be_read_is_named_and_not_called_damaged(
+  shared, name, capsys
+):
+  path = shared / 'checkpoint_00000002' / name
   path.chmod(0)
   with nobody(), manager(shared, read_only=True) as reader:
-    with pytest.raises(errors.CheckpointError) as caught:
+    with pytest.raises(errors.CheckpointAccessError) as caught:
       reader.restore()
     assert reader.restore(step=1).step == 1
+    assert ckpt.main(['verify', str(shared)]) == 1
+  said = capsys.readouterr().out
+  assert str(path) in said
+  for text in (str(caught.value), said):
+    assert 'Permission denied' in text
+    assert 'damaged' not in text.lower()
   assert str(path) in str(caught.value)
-  assert 'Permission denied' in str(caught.value)
+  assert f'Let user {_NOBODY} in there' in str(caught.value)
+  assert caught.value.exit_status == 2
+
+
+@needs_root
+def test_what_may_not_be_read_is_no_reason_to_fall_back(shared):
+  (shared / 'checkpoint_00000002' / 'p00000.data').chmod(0)
+  config = checkpoint.CheckpointConfig(fallback=True)
+  with (
+    nobody(),
+    checkpoint.CheckpointManager(
+      shared, config=config, world=sync.SoloWorld(), read_only=True
+    ) as reader,
+    pytest.raises(errors.CheckpointAccessError),
+  ):
+    reader.restore()
 
 
 @needs_root

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import types
 
 import numpy as np
 import pytest
@@ -76,6 +77,47 @@ def bucket(request, monkeypatch):
   yield f'{request.param}://{name}/run/checkpoints'
   kind.clear_instance_cache()
   _object_store.for_scheme.cache_clear()
+
+
+async def soon(seconds):
+  """Stands for the half minute that the client waits between its tries."""
+  del seconds
+
+
+@pytest.fixture(params=['s3', 'gs'])
+def unreachable(request, monkeypatch):
+  """A store at an address where nobody listens."""
+  import fsspec
+
+  address = f'http://127.0.0.1:{free_port()}'
+  monkeypatch.setenv('AWS_ENDPOINT_URL', address)
+  monkeypatch.setenv('AWS_MAX_ATTEMPTS', '1')
+  monkeypatch.setenv('AWS_ACCESS_KEY_ID', 'test')
+  monkeypatch.setenv('AWS_SECRET_ACCESS_KEY', 'test')
+  monkeypatch.setenv('STORAGE_EMULATOR_HOST', address)
+  monkeypatch.setenv('GOOGLE_CLOUD_PROJECT', 'test')
+  protocol = {'s3': 's3', 'gs': 'gcs'}[request.param]
+  kind = fsspec.get_filesystem_class(protocol)
+  monkeypatch.setattr(kind, 'retries', 1)
+  monkeypatch.setattr('gcsfs.retry.asyncio', types.SimpleNamespace(sleep=soon))
+  kind.clear_instance_cache()
+  _object_store.for_scheme.cache_clear()
+  yield f'{request.param}://bucket/run/checkpoints'
+  kind.clear_instance_cache()
+  _object_store.for_scheme.cache_clear()
+
+
+@pytest.mark.parametrize(
+  'request_name', ['exists', 'is_dir', 'list_dir', 'read_bytes', 'size']
+)
+def test_a_store_without_an_answer_is_an_error_and_never_a_no(
+  unreachable, request_name
+):
+  store = fs.for_path(unreachable)
+  with pytest.raises(errors.StorageError) as caught:
+    getattr(store, request_name)(unreachable)
+  assert str(caught.value).startswith(f'{unreachable}: ')
+  assert 'See that the store can be reached' in str(caught.value)
 
 
 def test_states_come_back(bucket):

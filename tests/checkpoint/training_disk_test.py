@@ -1,5 +1,6 @@
 """A training run whose disk is full does what its configuration says."""
 
+import contextlib
 import os
 import pathlib
 import subprocess
@@ -70,8 +71,10 @@ def trained(job_log_dir):
 def test_a_run_told_to_stop_ends_with_what_is_wrong_and_goes_on_later(
   job_log_dir, kind, async_save
 ):
-  with pytest.raises(errors.SaveError, match='No space left on device'):
+  with pytest.raises(errors.SaveError, match='No space left on dev') as caught:
     run(job_log_dir, type=kind, async_save=async_save)
+  assert f"'{job_log_dir}/checkpoints/tmp_" in str(caught.value)
+  assert 'Make room there.' in str(caught.value)
   status = reporting.read_status(str(job_log_dir), 'train')
   assert status.state == 'failed'
   assert 'No space left on device' in status.reason
@@ -117,7 +120,36 @@ def test_a_run_told_to_go_on_trains_on_and_saves_once_there_is_room(
   assert trained(job_log_dir) == list(range(1, num_steps + 1))
   assert reporting.read_status(str(job_log_dir), 'train').state == 'done'
   assert 'No space left on device' in caplog.text
-  assert 'training goes on' in caplog.text
+  assert 'Training goes on.' in caplog.text
+  assert 'Traceback' not in caplog.text
   steps = whole_steps(job_log_dir)
   assert steps[-1] == num_steps
   assert len(steps) < num_steps
+
+
+@pytest.mark.parametrize('on_save_error', ['stop', 'warn'])
+def test_a_job_whose_whole_disk_is_full_still_says_how_it_ended(
+  tmp_path, on_save_error
+):
+  with disks.mounted(tmp_path / 'disk', size='256k') as disk:
+    room = disk / 'room'
+    room.write_bytes(bytes(1 << 15))
+
+    class Filling(inputs.ArraysInput):
+      """Data after whose first batches the disk has no room at all."""
+
+      def read(self, position, rows):
+        if position == 16:
+          with contextlib.suppress(OSError), open(room, 'ab') as file:
+            while True:
+              os.write(file.fileno(), bytes(4096))
+        return super().read(position, rows)
+
+    arrays = tiny_task.make_input().arrays
+    source = Filling(name='tiny', batch_size=4, is_training=True, arrays=arrays)
+    with pytest.raises((errors.PaxlikeError, OSError)) as caught:
+      run(disk / 'run', source, num_steps=400, on_save_error=on_save_error)
+    status = reporting.read_status(str(disk / 'run'), 'train')
+    assert status.state == 'failed'
+    assert 'No space left on device' in status.reason
+    assert str(disk) in str(caught.value)

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 
 from paxlike.checkpoint import _boxes, _integrity, _memory, _state
-from paxlike.core import errors, fs
+from paxlike.core import disks, errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
 
 # Less than this is left to NumPy.
@@ -46,11 +46,13 @@ def make(
     slabs: Where many requests of one restore take their memory from.
   """
   num_bytes = box.size * info.dtype.itemsize
-  memory = (
-    np.empty(num_bytes, np.uint8)
-    if num_bytes < _LEAST_OWN_BYTES
-    else (slabs or _memory.Slabs()).take(num_bytes)
-  )
+  if num_bytes < _LEAST_OWN_BYTES:
+    memory = np.empty(num_bytes, np.uint8)
+  elif slabs is None:
+    # NumPy would ask for huge pages.
+    memory = _memory.page_aligned(num_bytes, is_huge=False)
+  else:
+    memory = slabs.take(num_bytes)
   out = memory[:num_bytes].view(info.dtype).reshape(box.shape)
   return Request(array, box, out)
 
@@ -61,6 +63,8 @@ def open_file(file_system: fs.FileSystem, path: str) -> fs.Reader:
     return file_system.open_read(path)
   except FileNotFoundError as e:
     raise VanishedError(f'{path} is missing.') from e
+  except PermissionError as e:
+    raise disks.unreadable(path, e) from e
 
 
 def read_framed(
@@ -79,11 +83,14 @@ def read_framed(
 
   Raises:
     CheckpointDamagedError: It is not the file that was committed.
+    CheckpointAccessError: This user may not read it.
   """
   try:
     data = file_system.read_bytes(path)
   except FileNotFoundError as e:
     raise VanishedError(f'{path} is missing.') from e
+  except PermissionError as e:
+    raise disks.unreadable(path, e) from e
   except OSError as e:
     raise errors.CheckpointDamagedError(f'{path} cannot be read: {e}.') from e
   if len(data) != size:

@@ -9,6 +9,7 @@ first byte is read, so that a step deleted meanwhile still reads whole.
 import contextlib
 import dataclasses
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
@@ -23,7 +24,8 @@ from paxlike.protos import checkpoint_pb2 as pb
 _SMALL_BYTES = 256 << 10
 # The least that a box is cut into where blocks at the cuts are read twice.
 _PIECE_BYTES = 16 << 20
-_NUM_THREADS = 4
+# More than the least processors: some wait for the disk, some sum up and copy.
+_NUM_THREADS = max(6, min(16, os.cpu_count() or 1))
 _BLOCK = _integrity.BLOCK_BYTES
 
 

@@ -37,6 +37,8 @@ class Damage:
     last: The byte after the last one; 0 where all of the file is.
     array: Name of the array that lies there, or ''.
     reason: What is wrong.
+    is_unreadable: Whether this user may not read the file, so that nothing is
+      known of its bytes.
   """
 
   file: str
@@ -44,6 +46,7 @@ class Damage:
   last: int = 0
   array: str = ''
   reason: str = ''
+  is_unreadable: bool = False
 
   def __str__(self) -> str:
     where = f' bytes {self.first} to {self.last}' if self.last else ''
@@ -151,12 +154,22 @@ def _check_history(place: _places.Place, paths: list[str]) -> Iterator[Damage]:
       yield Damage(path, reason='it is missing')
     return
   except (errors.CheckpointDamagedError, OSError) as e:
-    yield Damage(path, reason=_without_path(str(e), path))
+    yield _damage_of(path, e)
     return
   gone = sorted({r.step for r in records} - on_disk)
   # The trainer removes a step first and writes the history next.
   if gone and max(gone) > max(on_disk, default=-1):
     yield Damage(path, reason=f'it lists steps {gone}, which are not on disk')
+
+
+def _damage_of(path: str, error: BaseException) -> Damage:
+  return Damage(
+    path,
+    reason=_without_path(str(error), path),
+    is_unreadable=isinstance(
+      error, errors.CheckpointAccessError | PermissionError
+    ),
+  )
 
 
 def _without_path(message: str, path: str) -> str:
@@ -203,7 +216,7 @@ class _Checker:
     self.damage = _merge(self.damage)
 
   def _add(self, path: str, error: BaseException) -> None:
-    self.damage.append(Damage(path, reason=_without_path(str(error), path)))
+    self.damage.append(_damage_of(path, error))
 
   def _try(self, path: str, check: Callable[..., Any], *args: Any) -> None:
     try:
@@ -280,7 +293,7 @@ class _Stream:
       self._add(path, e)
 
   def _add(self, path: str, error: BaseException) -> None:
-    self.damage.append(Damage(path, reason=_without_path(str(error), path)))
+    self.damage.append(_damage_of(path, error))
 
   def _open(
     self, path: str, size: int, manifest: pb.Manifest
