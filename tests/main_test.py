@@ -92,6 +92,7 @@ def test_the_version_is_printed(capsys):
     (['--mode=train', '--job_log_dir=x'], 'Missing --exp.'),
     (['--exp=', '--mode=train', '--job_log_dir=x'], 'Missing --exp.'),
     (['--modee=train'], 'no flag --modee. Did you mean mode?'),
+    (['-x'], 'no flag -x.'),
     (['--job_logdir=x'], 'Did you mean job_log_dir?'),
     (['--exp'], 'exp'),
     ([TOY, '--mode=tran', '--job_log_dir=x'], 'Did you mean train?'),

@@ -38,8 +38,10 @@ def parse(argv: Sequence[str]) -> Values:
       raise errors.UsageError(
         f'There is no flag --{error.flagname}; write --set {path}=VALUE.'
       ) from None
+    words = [word.split('=', 1)[0] for word in argv]
+    given = f'-{error.flagname}'  # with one dash or two
     raise errors.UsageError(
-      f'There is no flag --{error.flagname}. '
+      f'There is no flag {given if given in words else "-" + given}. '
       f'{suggest.hint(error.flagname, list(values))} All: paxlike --help'
     ) from None
   except flags.Error as error:

@@ -55,6 +55,15 @@ def test_the_status_is_that_of_the_first_to_fail(capfd, monkeypatch):
   assert 'ending processes [0, 2]' in errors_said
 
 
+def test_wrong_use_is_told_apart_from_what_it_does_to_the_others():
+  code = (
+    'import os, sys, time\n'
+    'if os.environ["JAX_PROCESS_ID"] == "1": sys.exit(1)\n'
+    'time.sleep(0.5); sys.exit(2 if os.environ["JAX_PROCESS_ID"] == "0" else 1)'
+  )
+  assert launch.main(_python(code)) == 2
+
+
 def test_a_stopped_process_is_not_waited_for():
   code = (
     'import os, signal, sys, time\n'

@@ -201,6 +201,18 @@ def test_a_step_that_is_asked_for_twice_is_decoded_once(trained):
   assert [result.step for result in results] == [4, 2]
 
 
+def test_a_damaged_step_keeps_none_of_the_others_from_being_decoded(
+  trained, caplog
+):
+  (data,) = trained.glob('checkpoints/checkpoint_00000002/*.data')
+  with open(data, 'r+b') as file:
+    file.write(b'\xff' * 64)
+  with pytest.raises(errors.CheckpointDamagedError, match=str(data)):
+    decode_in(trained, restore_checkpoint_step=[2, 4])
+  assert len(read(trained, 4)) == NUM_EXAMPLES
+  assert not list(trained.glob('decoder_out/test/decoder_out_2_*'))
+
+
 def test_a_follower_decodes_each_checkpoint_once(trained):
   assert [r.step for r in decode_in(trained, follow=True)] == [0, 2, 4]
   task = make_task()
