@@ -7,6 +7,7 @@ says so.
 """
 
 import calendar
+import errno
 import functools
 import io
 import logging
@@ -21,7 +22,6 @@ _ANSWERS = (
   FileExistsError,
   IsADirectoryError,
   NotADirectoryError,
-  PermissionError,
 )
 
 
@@ -52,6 +52,8 @@ class ObjectStore(_storage.FileSystem):
       return getattr(self.store, request)(path, *args, **kwargs)
     except _ANSWERS:
       raise
+    except PermissionError as e:
+      raise PermissionError(errno.EACCES, str(e), path) from e
     except Exception as e:
       raise errors.StorageError(
         f'{path}: {type(e).__name__}: {e}. See that the store can be reached '

@@ -17,6 +17,8 @@ def remedy(error: BaseException) -> str:
   """What to do, without a full stop; '' where it is no disk that refuses."""
   number = getattr(error, 'errno', None)
   if number in _DENIED:
+    if '://' in str(getattr(error, 'filename', '')):
+      return 'Give credentials that allow it'
     return f'Let user {os.geteuid()} in there (chmod, chown)'
   return _REMEDIES.get(number or 0, '')
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from paxlike import checkpoint
-from paxlike.core import _object_store, errors, fs
+from paxlike.core import _object_store, disks, errors, fs
 from tests.checkpoint import samples
 
 # gcsfs else asks a server of Google's which kind of bucket each one is.
@@ -118,6 +118,25 @@ def test_a_store_without_an_answer_is_an_error_and_never_a_no(
     getattr(store, request_name)(unreachable)
   assert str(caught.value).startswith(f'{unreachable}: ')
   assert 'See that the store can be reached' in str(caught.value)
+
+
+class Forbidding:
+  """A store as a client shows one without the right credentials.
+
+  The servers here ask for none.
+  """
+
+  def cat_file(self, path, **options):
+    raise PermissionError('Access Denied')
+
+
+def test_what_a_store_forbids_is_told_with_what_to_do():
+  path = 's3://bucket/run/checkpoints/checkpoint_00000001/MANIFEST'
+  with pytest.raises(PermissionError) as caught:
+    _object_store.ObjectStore(Forbidding()).read_bytes(path)
+  said = str(disks.unreadable(path, caught.value))
+  assert said.startswith(f'{path} cannot be read: Access Denied.')
+  assert 'Give credentials that allow it' in said
 
 
 def test_states_come_back(bucket):

@@ -22,7 +22,8 @@ from paxlike.protos import checkpoint_pb2 as pb
 
 # Smaller boxes are read together with their neighbours.
 _SMALL_BYTES = 256 << 10
-# The least that a box is cut into where blocks at the cuts are read twice.
+# For another mesh a box is cut between its rows, and the blocks at the cuts are
+# read twice: so into few pieces.
 _PIECE_BYTES = 16 << 20
 # More than the least processors: some wait for the disk, some sum up and copy.
 _NUM_THREADS = max(6, min(16, os.cpu_count() or 1))
