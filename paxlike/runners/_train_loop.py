@@ -20,6 +20,9 @@ from paxlike.runners import session as sessions
 if TYPE_CHECKING:
   from paxlike import elastic
 
+# How long a process that ends by an error waits for the others to do so too.
+_END_S = 5.0
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
@@ -190,16 +193,15 @@ class Loop:
       step: Updates started.
       items: Where the input went on after them.
     """
-    alone = self.session.world.process_count == 1
-    common = isinstance(error, errors.NonFiniteLossError)
-    saved = isinstance(error, errors.SaveError | errors.PreemptedError)
-    # Other processes may be in the middle of a step: they would not come.
     wanted = self.session.checkpoint_config.save_after_error
-    if saved or not wanted or not (alone or common):
+    if not wanted or _forbids_saving(error) or not self._all_ended(error, step):
       return
     try:
       good_step = int(jax.device_get(state.step))
-      self.manager.wait()
+      try:
+        self.manager.wait()
+      except errors.SaveError as earlier:
+        logging.error('%s', earlier)
       if self.manager.latest_step() == good_step:
         return
       # Updates that a NaN kept from being applied are to be done again.
@@ -210,6 +212,29 @@ class Loop:
     except Exception as second:  # noqa: BLE001 - the first error is the cause
       logging.warning('The last state could not be saved: %s', second)
 
+  def _all_ended(self, error: Exception, step: int) -> bool:
+    """Whether every process has ended by an error, after as many updates.
+
+    Else some are in the middle of an update that will never be whole, and
+    would not come to a save.
+    """
+    world = self.session.world
+    if world.process_count == 1:
+      return True
+    if isinstance(error, jax.errors.JaxRuntimeError):
+      return False
+    if self.worker is not None and not isinstance(
+      error, errors.NonFiniteLossError
+    ):
+      return False  # The agents hold a snapshot, and are not to be held up.
+    own = str(step).encode()
+    try:
+      ends = world.scoped('train_error').gather('step', own, timeout_s=_END_S)
+    except errors.SyncError as missing:
+      logging.debug('The last state is not saved: %s', missing)
+      return False
+    return set(ends) == {own}
+
   def _raise_non_finite(self, state: tasks.TrainState) -> NoReturn:
     step = int(jax.device_get(state.step))
     raise errors.NonFiniteLossError(
@@ -218,3 +243,15 @@ class Loop:
       'the learning rate, or leave such batches out with '
       '--set task_p.train.on_nonfinite=skip.'
     )
+
+
+def _forbids_saving(error: Exception) -> bool:
+  """Whether a save after it has no hope, or is made."""
+  if isinstance(error, errors.SaveError):  # another step may fare better
+    return isinstance(
+      error.__cause__, errors.SyncError | errors.CheckpointBusyError
+    )
+  return isinstance(
+    error,
+    errors.PreemptedError | errors.SyncError | errors.CheckpointBusyError,
+  )
