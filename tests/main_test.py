@@ -93,6 +93,7 @@ def test_the_version_is_printed(capsys):
     (['--exp=', '--mode=train', '--job_log_dir=x'], 'Missing --exp.'),
     (['--modee=train'], 'no flag --modee. Did you mean mode?'),
     (['-x'], 'no flag -x.'),
+    (['--nofolow'], 'Did you mean nofollow or follow'),
     (['--job_logdir=x'], 'Did you mean job_log_dir?'),
     (['--exp'], 'exp'),
     ([TOY, '--mode=tran', '--job_log_dir=x'], 'Did you mean train?'),

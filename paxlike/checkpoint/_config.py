@@ -4,6 +4,7 @@ import dataclasses
 import datetime
 import enum
 import math
+import re
 
 from paxlike.core import errors
 
@@ -67,6 +68,7 @@ class CheckpointConfig:
       raise errors.ConfigError(
         f'checkpoint_p.type is {self.type!r}, must be one of {known}.'
       )
+    check_pattern('checkpoint_p.restore_only', self.restore_only)
     if self.on_save_error not in ('stop', 'warn'):
       raise errors.ConfigError(
         f'checkpoint_p.on_save_error is {self.on_save_error!r}, must be '
@@ -84,6 +86,18 @@ class CheckpointConfig:
         f'checkpoint_p.max_host_bytes is {self.max_host_bytes}, must be >= '
         f'{_MIN_HOST_BYTES}.'
       )
+
+
+def check_pattern(name: str, pattern: str | None) -> None:
+  """Refuses what is no regular expression of leaf names."""
+  if pattern is None:
+    return
+  try:
+    re.compile(pattern)
+  except re.error as e:
+    raise errors.ConfigError(
+      f'{name} is {pattern!r}, no regular expression: {e}.'
+    ) from e
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,6 @@
 """The checkpoint manager: what a trainer saves to and restores from."""
 
 import os
-import re
 import time
 import weakref
 from collections.abc import Callable, Mapping
@@ -406,9 +405,6 @@ class CheckpointManager:
     """
     if not self._read_only:
       self.wait()
-    for pattern in (only, allow_missing, allow_extra):
-      if pattern is not None:
-        re.compile(pattern)
     selection = restore_lib.Selection(
       only=only,
       allow_missing=allow_missing,

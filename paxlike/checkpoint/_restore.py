@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from paxlike.checkpoint import _boxes, _memory, _state, _stores
+from paxlike.checkpoint import _boxes, _config, _memory, _state, _stores
 from paxlike.checkpoint._stores import requests
 from paxlike.core import errors, trees
 from paxlike.protos import checkpoint_pb2 as pb
@@ -45,7 +45,7 @@ class Report:
       f'{self.duration_s:.2f} s'
     )
     if self.initialised:
-      text += f'; {len(self.initialised)} more are not in it and stay fresh'
+      text += f'; {len(self.initialised)} more are not taken from it'
     if self.ignored:
       text += f'; {len(self.ignored)} others in it are not needed here'
     return text
@@ -83,6 +83,10 @@ class Selection:
   allow_missing: str | None = None
   allow_extra: str | None = None
   cast: bool = False
+
+  def __post_init__(self) -> None:
+    for name in ('only', 'allow_missing', 'allow_extra'):
+      _config.check_pattern(name, getattr(self, name))
 
   def wants(self, name: str) -> bool:
     """Whether a leaf is to be restored at all."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from paxlike import checkpoint
-from paxlike.core import errors
+from paxlike.core import disks, errors, fs
 
 _EPILOG = """\
 PATH is a job_log_dir, its directory of checkpoints, or one step
@@ -43,7 +43,14 @@ def main(arguments: Sequence[str]) -> int:
   except OSError as e:
     if isinstance(e, (errors.PaxlikeError, BrokenPipeError)):
       raise
-    raise errors.CheckpointError(f'{type(e).__name__}: {e}') from e
+    where = f'{e.filename}: {e.strerror}' if e.filename else str(e)
+    remedy = disks.remedy(e)
+    kind = (
+      errors.CheckpointAccessError
+      if isinstance(e, PermissionError)
+      else errors.CheckpointError
+    )
+    raise kind(f'{where}. {remedy}.' if remedy else f'{where}.') from e
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -360,6 +367,9 @@ def _convert(options: argparse.Namespace) -> int:
   )
   for note in done.notes:
     print(f'note: {note}')
+  if done.target_format in list(checkpoint.CheckpointType):
+    where = fs.parent_dir(done.target)
+    print(f'To train from it: --restore_checkpoint_dir={where}')
   return errors.EXIT_DONE
 
 

@@ -6,6 +6,7 @@ import errno
 import os
 import random
 import shutil
+import stat
 from collections.abc import Iterator
 from typing import IO
 
@@ -31,6 +32,14 @@ def _named(path: str) -> Iterator[None]:
   except OSError as error:
     error.filename = path
     raise
+
+
+def _mode(path: str) -> int | None:
+  """What is there; None for nothing. Raises where that may not be known."""
+  try:
+    return os.stat(path).st_mode
+  except (FileNotFoundError, NotADirectoryError):
+    return None
 
 
 class _LocalWriter:
@@ -193,10 +202,11 @@ class LocalFileSystem(_storage.FileSystem):
       os.fsync(f.fileno())
 
   def exists(self, path: str) -> bool:
-    return os.path.lexists(path)
+    return _mode(path) is not None
 
   def is_dir(self, path: str) -> bool:
-    return os.path.isdir(path)
+    mode = _mode(path)
+    return mode is not None and stat.S_ISDIR(mode)
 
   def list_dir(self, path: str) -> list[str]:
     return sorted(os.listdir(path))

@@ -11,6 +11,7 @@ import errno
 import functools
 import io
 import logging
+import sys
 from typing import Any
 
 from paxlike.core import _storage, errors
@@ -210,9 +211,16 @@ class _Appender(io.RawIOBase):
       self._is_changed = False
 
   def close(self) -> None:
-    if not self.closed:
-      self.flush()
-    super().close()
+    if self.closed:
+      return
+    try:
+      # When the program ends nobody carries a request any more: who has not
+      # closed by then would wait for its answer for ever.
+      if not sys.is_finalizing():
+        self.flush()
+    finally:
+      self._is_changed = False
+      super().close()
 
 
 @functools.cache

@@ -42,7 +42,7 @@ def parse(argv: Sequence[str]) -> Values:
     given = f'-{error.flagname}'  # with one dash or two
     raise errors.UsageError(
       f'There is no flag {given if given in words else "-" + given}. '
-      f'{suggest.hint(error.flagname, list(values))} All: paxlike --help'
+      f'{suggest.hint(error.flagname, _as_typed(values))} All: paxlike --help'
     ) from None
   except flags.Error as error:
     raise errors.UsageError(_one_line(str(error))) from None
@@ -186,6 +186,12 @@ def define() -> Values:
   switch('version', False, 'print the version and exit')
   switch('help', False, 'print this and exit')
   return values
+
+
+def _as_typed(values: Values) -> list[str]:
+  """The names of all flags, those of switches with their opposites."""
+  switches = [name for name in values if values[name].boolean]
+  return [*values, *(f'no{name}' for name in switches)]
 
 
 def _one_line(text: str) -> str:

@@ -36,8 +36,30 @@ class TrainProgram:
 
   def init_state(self) -> tasks.TrainState:
     """A fresh state, each array made where it lives."""
+    return self._init(self._key())
+
+  def complete(self, state: tasks.TrainState) -> tasks.TrainState:
+    """Makes fresh values for the abstract leaves of a state, and no others."""
+    leaves, structure = jax.tree.flatten(state)
+    missing = [
+      i
+      for i, leaf in enumerate(leaves)
+      if isinstance(leaf, jax.ShapeDtypeStruct)
+    ]
+
+    def init_some(key: jax.Array) -> list[jax.Array]:
+      fresh = jax.tree.leaves(self._task.init_state(key))
+      return [fresh[i] for i in missing]
+
+    shardings = [leaves[i].sharding for i in missing]
+    made = jax.jit(init_some, out_shardings=shardings)(self._key())
+    for i, value in zip(missing, made, strict=True):
+      leaves[i] = value
+    return jax.tree.unflatten(structure, leaves)
+
+  def _key(self) -> jax.Array:
     seed = self._task.train.random_seed
-    return self._init(jax.random.key(seed, impl='threefry2x32'))
+    return jax.random.key(seed, impl='threefry2x32')
 
   def run(
     self, state: tasks.TrainState, batch: ptyping.PlacedBatch

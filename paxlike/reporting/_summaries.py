@@ -174,9 +174,11 @@ class SummaryWriter:
   def _raise(self) -> None:
     if self._error is not None:
       self._was_raised = True
+      remedy = disks.remedy(self._error)
       raise errors.ReportingError(
         f'Summaries could not be written to {self._job_log_dir}: '
-        f'{self._error}. {disks.remedy(self._error)}'.rstrip()
+        f'{self._error}. {f"{remedy}, then start" if remedy else "Start"} the '
+        'job again: it goes on from its last checkpoint.'
       ) from self._error
 
   def _run(self, events: Any, lines: Any, lag_s: float) -> None:

@@ -2,12 +2,13 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import logging
 
 from paxlike import inputs, programs, reporting, sync, tasks
+from paxlike.core import errors, suggest
 from paxlike.core import typing as ptyping
 from paxlike.runners import _decoding, _follow, _journal, _restore, _table
 from paxlike.runners import session as sessions
@@ -157,6 +158,23 @@ class Plan:
       *_decoding.metrics_names(self.decode),
     ]
 
+  def check_best(self, metric: str) -> None:
+    """Refuses to keep the best by what is never evaluated.
+
+    Args:
+      metric: '<input>/<metric>'; '' keeps no best.
+
+    Raises:
+      ConfigError: The input is not among those that are.
+    """
+    names = [each.name for each in self.test]
+    if metric and metric.partition('/')[0] not in names:
+      raise errors.ConfigError(
+        f'task_p.train.save_best_metric is {metric!r}, <input>/<metric>, and '
+        f'training evaluates the inputs {names}: no step would ever be the '
+        'best. Give --eval_on_test, or one of these inputs.'
+      )
+
 
 class Evaluations:
   """Evaluates and decodes between train steps; use it as a context.
@@ -260,6 +278,17 @@ class Evaluations:
     )
     for name, found in results.items():
       logging.info('%s', _table.line(step, name, found))
+    self._check_best(results)
+
+  def _check_best(self, results: Mapping[str, programs.EvalResult]) -> None:
+    best = self._train.save_best_metric
+    _, known = self._found
+    if best and best.partition('/')[0] in results and best not in known:
+      raise errors.ConfigError(
+        f'task_p.train.save_best_metric is {best!r}, which no evaluation '
+        f'gives. {suggest.hint(best, list(known))} Nothing is lost: start '
+        'again with another, and training goes on.'
+      )
 
   def __enter__(self) -> 'Evaluations':
     return self

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import re
 from collections.abc import Iterator
 
 from absl import logging
@@ -46,12 +47,15 @@ def check(
   Raises:
     ConfigError: There is a step and no directory for it, or the batch cannot
       be parted as asked for.
+    UsageError: There are steps where a training would not look for them.
     CheckpointNotFoundError: There is no such checkpoint.
   """
   programs.steps.check_micro_batches(
     session.task.learner.num_micro_batches,
     num_rows=session.partitioner.padded_size(source.batch_size),
   )
+  if session.is_writer:
+    place.refuse_bare_steps(session.job_log_dir)
   if restore_dir is None and restore_step is None:
     return
   with _restore.reader(session, session.checkpoint_dir) as own:
@@ -81,7 +85,12 @@ def telling(news: str) -> Iterator[None]:
   except errors.RestoreMismatchError as error:
     if not news:
       raise
-    raise errors.RestoreMismatchError(f'{news}.\n{error}') from error
+    # What is refused leaves the record as it was.
+    told = re.sub(r' \(kept as [^)]*\)', '', news)
+    raise errors.RestoreMismatchError(
+      f'{told}.\n{error}\nTo train with it from the start, give another '
+      '--job_log_dir.'
+    ) from error
   if news:
     logging.warning('%s.', news)
 
@@ -123,9 +132,7 @@ class Begin:
           only = self.session.checkpoint_config.restore_only
           if only is not None:
             return self._part_of(other, program, only)
-          restored = other.restore(
-            program.abstract_state, step=self.restore_step
-          )
+          restored = self._all_of(other, program)
       else:
         return self._fresh(program)
     start = self.resume(restored)
@@ -144,6 +151,17 @@ class Begin:
       position = inputs.check_state(self.source, restored.items[INPUT_STATE])
     return Start(state=restored.state, step=restored.step, position=position)
 
+  def _all_of(
+    self, other: checkpoint.CheckpointManager, program: programs.TrainProgram
+  ) -> checkpoint.Restored:
+    try:
+      return other.restore(program.abstract_state, step=self.restore_step)
+    except errors.RestoreMismatchError as error:
+      raise errors.RestoreMismatchError(
+        f'{error}\nTo begin at step 0 with its parameters alone: --set '
+        "checkpoint_p.restore_only='mdl_vars/.*'"
+      ) from error
+
   def _part_of(
     self,
     other: checkpoint.CheckpointManager,
@@ -151,8 +169,8 @@ class Begin:
     only: str,
   ) -> Start:
     """A fresh state with some leaves of another job's."""
-    fresh = program.init_state()
-    restored = other.restore(fresh, step=self.restore_step, only=only)
+    abstract = program.abstract_state
+    restored = other.restore(abstract, step=self.restore_step, only=only)
     logging.info(
       'Starting at step 0 with %s of step %d of %s.',
       only,
@@ -165,8 +183,8 @@ class Begin:
         f'{restored.step} in {other.directory}. See their names: paxlike ckpt '
         f'show {other.directory}'
       )
-    state = dataclasses.replace(restored.state, step=fresh.step)
-    return Start(state=state, step=0, position=0)
+    state = dataclasses.replace(restored.state, step=abstract.step)
+    return Start(state=program.complete(state), step=0, position=0)
 
   def _check_own(self, newest: int) -> None:
     """Says what becomes of the flags, once the job has steps of its own.

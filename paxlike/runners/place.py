@@ -6,11 +6,12 @@ before anything of the job is written. Which steps are in it is `_follow`'s.
 
 from absl import logging
 
-from paxlike import sync
+from paxlike import checkpoint, sync
 from paxlike.core import clock as clocks
 from paxlike.core import errors, fs, suggest
 
 _CHECKPOINTS = 'checkpoints'
+_MANIFEST = 'MANIFEST'
 _POLL_S = 0.5
 
 
@@ -31,10 +32,52 @@ def check(job_log_dir: str, restore_checkpoint_dir: str | None = None) -> None:
     return
   if restore_checkpoint_dir is None:
     hint = _near(job_log_dir)
+    if _steps_in(job_log_dir):
+      hint = (
+        ' Steps are in the directory itself: give '
+        f'--restore_checkpoint_dir={job_log_dir} and another --job_log_dir.'
+      )
+  else:
+    hint = _near(where)
   raise errors.CheckpointNotFoundError(
     f'There are no checkpoints: {where} is no directory.{hint} Train first, '
     f'or give the directory of a training as --{flag}.'
   )
+
+
+def refuse_bare_steps(job_log_dir: str) -> None:
+  """Refuses to train where steps lie that the training would not look at.
+
+  Args:
+    job_log_dir: Of the job, which keeps its steps in `checkpoints/`.
+
+  Raises:
+    UsageError: It is a step, or there are steps in it and none in
+      `checkpoints/`.
+  """
+  files = fs.for_path(job_log_dir)
+  if files.exists(fs.join(job_log_dir, _MANIFEST)):
+    raise errors.UsageError(
+      f'{job_log_dir} is one step of a training. Give the directory of a job, '
+      'such as a new one; to begin with this step: '
+      f'--restore_checkpoint_dir={fs.parent_dir(job_log_dir)}'
+    )
+  own = fs.join(job_log_dir, _CHECKPOINTS)
+  steps = _steps_in(job_log_dir)
+  if steps and not _steps_in(own):
+    raise errors.UsageError(
+      f'{job_log_dir} has checkpoints in itself, up to step {steps[-1]}, and a '
+      f'training looks for its own in {own}: it would begin anew. To begin '
+      f'with them: --restore_checkpoint_dir={job_log_dir} and another '
+      f'--job_log_dir. To go on with them, move them to {own}.'
+    )
+
+
+def _steps_in(directory: str) -> list[int]:
+  if not fs.for_path(directory).is_dir(directory):
+    return []
+  with checkpoint.CheckpointManager(directory, read_only=True) as manager:
+    return manager.steps()
 
 
 def wait_for(

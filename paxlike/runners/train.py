@@ -91,6 +91,7 @@ def train_and_evaluate_spmd_model(
     else (),
     decode_params=sessions.built(decode),
   )
+  plan.check_best(task.train.save_best_metric)
   for each in (source, *plan.test, *plan.decode):
     _ = each.batch_spec, each.num_batches  # opens the data, before all else
   elastic = worker = None

@@ -292,6 +292,7 @@ def test_what_may_not_be_read_is_no_reason_to_fall_back(shared):
 @needs_root
 def test_a_path_that_may_not_be_entered_is_one_line(shared):
   shared.chmod(0o700)
-  with nobody(), pytest.raises(errors.UsageError) as caught:
+  with nobody(), pytest.raises(errors.CheckpointAccessError) as caught:
     tools.list_steps(shared)
   assert 'Permission denied' in str(caught.value)
+  assert f'Let user {_NOBODY} in there' in str(caught.value)

@@ -2,12 +2,15 @@
 
 import os
 import socket
+import subprocess
+import sys
 import types
 
 import numpy as np
 import pytest
 
 from paxlike import checkpoint
+from paxlike.checkpoint import tools
 from paxlike.core import _object_store, disks, errors, fs
 from tests.checkpoint import samples
 
@@ -174,21 +177,46 @@ def test_old_steps_are_swept(bucket):
   ]
 
 
-def test_a_step_without_manifest_is_not_there_and_is_cleared(bucket):
+def test_an_unlisted_step_without_manifest_is_not_there_and_is_cleared(bucket):
+  store = fs.for_path(bucket)
+  with checkpoint.CheckpointManager(bucket) as manager:
+    manager.save(1, samples.small(1))
+  left = fs.join(bucket, 'checkpoint_00000002', 'p00000-12345678.data')
+  store.write_new(left, b'of a save that was killed')
+  with checkpoint.CheckpointManager(bucket, read_only=True) as manager:
+    assert manager.latest_step() == 1
+  with checkpoint.CheckpointManager(bucket) as manager:
+    assert not store.exists(left)
+    assert manager.save(2, samples.small(7))
+    manager.wait()
+    assert int(manager.restore(samples.small()).state['step']) == 7
+
+
+def test_a_listed_step_without_manifest_is_damaged_and_is_kept(bucket):
   store = fs.for_path(bucket)
   with checkpoint.CheckpointManager(bucket) as manager:
     manager.save(1, samples.small(1))
     manager.save(2, samples.small(2))
-  store.remove(fs.join(bucket, 'checkpoint_00000002', 'MANIFEST'))
-  with checkpoint.CheckpointManager(bucket, read_only=True) as manager:
-    assert manager.latest_step() == 1
-  assert (
-    store.exists(fs.join(bucket, 'checkpoint_00000002', 'input_state')) is False
-  )
-  with checkpoint.CheckpointManager(bucket) as manager:
+  step = fs.join(bucket, 'checkpoint_00000002')
+  store.remove(fs.join(step, 'MANIFEST'))
+  before = store.list_dir(step)
+  with (
+    checkpoint.CheckpointManager(bucket, read_only=True) as manager,
+    pytest.raises(errors.CheckpointDamagedError, match='00002/MANIFEST'),
+  ):
+    manager.restore()
+  with pytest.raises(errors.CheckpointDamagedError, match='00002/MANIFEST'):
+    checkpoint.CheckpointManager(bucket)
+  damage = tools.verify(bucket).damage
+  assert fs.join(step, 'MANIFEST') in [each.file for each in damage]
+  assert store.list_dir(step) == before
+  config = checkpoint.CheckpointConfig(fallback=True)
+  with checkpoint.CheckpointManager(bucket, config=config) as manager:
+    assert manager.restore(samples.small()).step == 1
     assert manager.save(2, samples.small(7))
-    manager.wait()
+  with checkpoint.CheckpointManager(bucket) as manager:
     assert int(manager.restore(samples.small()).state['step']) == 7
+  assert set(before) < set(store.list_dir(step))
 
 
 def test_overwriting_leaves_only_the_new_objects(bucket):
@@ -255,3 +283,19 @@ def test_appending_rewrites_the_object(bucket):
   assert store.read_bytes(path) == b'a\nb\n'
   assert store.size(path) == 4
   assert store.mtime_s(path) > 1e9
+
+
+def test_what_nobody_closed_does_not_hold_up_the_end_of_the_program(bucket):
+  program = (
+    'import sys\n'
+    'from paxlike.core import fs\n'
+    'kept = fs.for_path(sys.argv[1]).open_append(sys.argv[1])\n'
+    'kept.write(b"a")\n'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', program, f'{bucket}/log'],
+    timeout=60,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 0, done.stderr

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import enum
 import os
+import re
 from collections.abc import Iterator
 
 from paxlike.checkpoint.tools import (
@@ -11,7 +12,7 @@ from paxlike.checkpoint.tools import (
   _places,
   _reading,
 )
-from paxlike.core import errors, fs, suggest
+from paxlike.core import disks, errors, fs, suggest
 
 
 class Format(enum.StrEnum):
@@ -32,6 +33,7 @@ _ENDINGS = {
   '.msgpack': Format.MSGPACK,
   '.zarr': Format.ZARR3,
 }
+_ORBAX_TEMPORARY = '.orbax-checkpoint-tmp'
 # Written and read by libraries that are given a local path.
 _ONLY_LOCAL = (Format.ORBAX, Format.ZARR3)
 
@@ -93,7 +95,10 @@ def convert(
   Raises:
     UsageError: A path, format or expression is wrong; nothing was written.
     CheckpointDamagedError: The source is not what was written.
+    SaveError: The disk is full; nothing is left on it.
   """
+  if step is not None and step < 0:
+    raise errors.UsageError(f'There is no step {step}: steps begin with 0.')
   source_path = fs.expand(os.fspath(source))
   target_path = fs.expand(os.fspath(target))
   target_format = _target_format(target_path, to)
@@ -115,9 +120,10 @@ def convert(
     if dtype is not None:
       bundle = _bundle.cast(bundle, dtype)
     number = bundle.step if step is None else step
-    written, notes = _save(
-      bundle, target_fs, target_path, target_format, number
-    )
+    with _nothing_left(target_fs, target_path, target_format):
+      written, notes = _save(
+        bundle, target_fs, target_path, target_format, number
+      )
     return Converted(
       source=source_path,
       source_format=str(found),
@@ -128,6 +134,30 @@ def convert(
       num_bytes=bundle.num_bytes,
       notes=(*bundle.notes, *notes),
     )
+
+
+@contextlib.contextmanager
+def _nothing_left(
+  file_system: fs.FileSystem, path: str, kind: Format
+) -> Iterator[None]:
+  """Takes away what a failure leaves of a file or directory of others."""
+  try:
+    yield
+  except Exception as e:
+    if kind not in _OURS:
+      parent, name = fs.parent_dir(path), fs.base_name(path)
+      for other in file_system.list_dir(parent):
+        if other.startswith((f'{name}.tmp', f'{name}{_ORBAX_TEMPORARY}')):
+          file_system.remove_tree(fs.join(parent, other))
+    # The libraries beneath have words of their own for it.
+    if disks.is_full(e) or re.search(
+      'RESOURCE_EXHAUSTED|No space left', str(e)
+    ):
+      raise errors.SaveError(
+        f'{path} was not written: its disk is full. Make room there, or choose '
+        'another.'
+      ) from e
+    raise
 
 
 def _parse(name: str) -> Format:

@@ -93,6 +93,11 @@ def load(
   found_step = None
   if not _is_marked(file_system, path):
     steps = _steps_in(file_system, path)
+    if not steps:
+      raise errors.UsageError(
+        f'{path} holds no Orbax checkpoint: there is no {_MARK} in it, nor in '
+        'directories named by steps. Without --from its format is looked for.'
+      )
     found_step = steps[-1] if step is None else step
     if found_step not in steps:
       raise errors.CheckpointNotFoundError(

@@ -1,10 +1,12 @@
 """From what a user typed to the steps that were meant."""
 
+import contextlib
 import dataclasses
 import os
+from collections.abc import Iterator
 
 from paxlike.checkpoint import _history, _layout
-from paxlike.core import errors, fs, suggest
+from paxlike.core import disks, errors, fs, suggest
 
 # Where a job keeps its steps, below its job_log_dir.
 _CHECKPOINTS = 'checkpoints'
@@ -85,7 +87,7 @@ def find(path: str | os.PathLike[str]) -> Place:
   """
   full = fs.expand(os.fspath(path))
   file_system = fs.for_path(full)
-  try:
+  with _readable(full):
     if fs.base_name(full) == _layout.MANIFEST:
       full = fs.parent_dir(full)
     name = fs.base_name(full)
@@ -102,15 +104,21 @@ def find(path: str | os.PathLike[str]) -> Place:
       ):
         return Place(candidate, file_system)
     raise errors.UsageError(_explain(file_system, full))
+
+
+@contextlib.contextmanager
+def _readable(path: str) -> Iterator[None]:
+  """Tells in a line why a path cannot be looked at."""
+  try:
+    yield
   except errors.PaxlikeError:
     raise
-  except Exception as e:
-    # Clients of object stores raise errors of their own.
-    if isinstance(e, OSError) or fs.is_remote(full):
-      raise errors.UsageError(
-        f'{full} cannot be read: {type(e).__name__}: {e}'
-      ) from e
-    raise
+  except PermissionError as e:
+    raise disks.unreadable(path, e) from e
+  except OSError as e:
+    raise errors.UsageError(
+      f'{path} cannot be read: {type(e).__name__}: {e}'
+    ) from e
 
 
 def _has_steps(file_system: fs.FileSystem, path: str) -> bool:
