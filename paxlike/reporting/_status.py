@@ -105,7 +105,7 @@ def read_status(job_log_dir: str, mode: str) -> Status | None:
     return Status(**{name: fields[name] for name in names})
   except (ValueError, KeyError, TypeError) as error:
     raise errors.ReportingError(
-      f'{path} is no status: {content[:80]!r}'
+      f'{path} is no status: {content[:80]!r}.'
     ) from error
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import fiddle as fdl
 import jax
+from absl import logging
 
 from paxlike import checkpoint, inputs, parallel, reporting, sync, tasks
 from paxlike.core import errors, fs, processes
@@ -62,6 +63,14 @@ class Session:
         self.job_log_dir, self.mode, state=state, step=step, reason=reason
       )
 
+  def _last_status(self) -> reporting.Status | None:
+    """What the job said last; what nobody can read is written anew."""
+    try:
+      return reporting.read_status(self.job_log_dir, self.mode)
+    except errors.ReportingError as error:
+      logging.warning('%s It is written anew.', error)
+      return None
+
   def check_alone(self) -> None:
     """Refuses to be the second job of its mode in one directory.
 
@@ -71,7 +80,7 @@ class Session:
     Raises:
       UsageError: Another one is at work there.
     """
-    found = reporting.read_status(self.job_log_dir, self.mode)
+    found = self._last_status()
     if (
       self.is_writer
       and found is not None
@@ -99,7 +108,7 @@ class Session:
       Where to say which step the job has come to.
     """
     progress = Progress()
-    before = reporting.read_status(self.job_log_dir, self.mode)
+    before = self._last_status()
     # The first write is also the test whether the directory can be written
     # to, before anything is compiled.
     self.write_status('running', progress.step, note)

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from paxlike import checkpoint
+from paxlike import checkpoint, reporting
 from paxlike.core import errors
 from paxlike.runners import place, train
 from tests.fakes import tiny_task
@@ -111,3 +111,11 @@ def test_a_start_says_whether_it_is_fresh(tmp_path, caplog):
   run(tmp_path)
   assert 'Starting from fresh parameters.' not in caplog.text
   assert 'Going on from step 4' in caplog.text
+
+
+def test_a_status_that_nobody_can_read_is_written_anew(tmp_path, caplog):
+  run(tmp_path)
+  (tmp_path / 'status/train.json').write_text('garbage')
+  run(tmp_path)
+  assert reporting.read_status(str(tmp_path), 'train').state == 'done'
+  assert 'train.json is no status' in caplog.text
