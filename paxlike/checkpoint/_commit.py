@@ -25,14 +25,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-from absl import logging
 
 from paxlike.checkpoint import (
+  _directory,
   _history,
   _jobs,
   _layout,
   _publishing,
-  _sweep,
 )
 from paxlike.core import disks, errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
@@ -152,16 +151,13 @@ class Commit:
     self._place.claim.check()
     step, now_s = self._job.step, self._place.clock.now_s()
     attempt = os.urandom(16)
-    temporary, _ = _sweep.litter(self._fs, self._place.directory)
-    for path in temporary:
-      logging.warning('%s was left by a save that never ended; removed.', path)
-    _sweep.remove(self._fs, temporary)
+    _directory.clear(self._place)
     if self._fs.atomic_rename:
       name, tag = _layout.temporary_name(step, now_s=now_s), ''
     else:
       # Written in place: the names tell this attempt's objects from those of
       # an earlier one whose writer may still be alive.
-      name, tag = _layout.step_name(step), f'-{attempt.hex()[:8]}'
+      name, tag = _layout.step_name(step), _layout.attempt_tag(attempt)
     self._fs.make_dirs(fs.join(self._place.directory, name))
     return {
       'directory': name,

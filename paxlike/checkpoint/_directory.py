@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from absl import logging
 
-from paxlike.checkpoint import _history, _jobs, _layout, _sweep
+from paxlike.checkpoint import _history, _jobs, _layout, _manifest, _sweep
 from paxlike.core import disks, errors, fs
 
 
@@ -52,15 +52,15 @@ def take_over(place: _jobs.Place) -> bytes:
   _claim(place)
   names = _history.committed_names(file_system, directory)
   if not place.config.fallback:
-    _history.check_newest(file_system, directory, names)
+    _history.check_newest(file_system, directory, names, fallback=False)
   for path in _history.without_manifest(file_system, directory, names):
-    _set_aside(place, path)
-  temporary, deleting = _sweep.litter(file_system, directory)
-  for path in temporary:
-    logging.warning('%s was left by a save that never ended; removed.', path)
-  _sweep.remove(file_system, [*temporary, *deleting])
+    _sweep.set_aside(file_system, path, now_s=place.clock.now_s())
+  _sweep.remove(file_system, clear(place).deleting)
+  if names:
+    _clear_other_attempts(file_system, fs.join(directory, names[max(names)]))
   data = look(place)
   records = _history.decode(data, path=directory)
+  _write_down(place, records)
   ahead_s = records[-1].timestamp_s - place.clock.now_s() if records else 0.0
   if ahead_s > 0:
     logging.warning(
@@ -69,6 +69,56 @@ def take_over(place: _jobs.Place) -> bytes:
       ahead_s,
     )
   return data
+
+
+def clear(place: _jobs.Place) -> _sweep.Litter:
+  """Removes saves that never ended, and sets aside what is in their place."""
+  found = _sweep.litter(place.file_system, place.directory)
+  for path in found.damaged:
+    _sweep.set_aside(place.file_system, path, now_s=place.clock.now_s())
+  for path in found.unfinished:
+    logging.warning('%s was left by a save that never ended; removed.', path)
+  _sweep.remove(place.file_system, found.unfinished)
+  return found
+
+
+def _clear_other_attempts(file_system: fs.FileSystem, path: str) -> None:
+  """Removes what is left of attempts to overwrite a step in place.
+
+  A committed step that was found damaged has left its mark, and is spared.
+  """
+  if file_system.atomic_rename or _sweep.hides_damage(file_system, path):
+    return
+  try:
+    manifest = _manifest.read(file_system, path)
+  except (errors.CheckpointError, OSError):
+    return  # who restores it is told
+  own = _layout.attempt_tag(manifest.attempt)
+  # MULTI_HOST_FLAX has a directory a process.
+  below = [n for n in file_system.list_dir(path) if n.isdecimal()]
+  for directory in (path, *(fs.join(path, name) for name in below)):
+    for name in file_system.list_dir(directory):
+      if _layout.tag_of_state_file(name) not in ('', own):
+        file = fs.join(directory, name)
+        logging.warning('%s was left by a failed overwrite; removed.', file)
+        file_system.remove(file)
+
+
+def _write_down(place: _jobs.Place, records: Sequence[_history.Record]) -> None:
+  """Brings the history up to date where it alone tells what is damaged.
+
+  A directory of a step that lost MANIFEST looks like one of a save that never
+  ended, but that the step is listed.
+  """
+  if place.file_system.atomic_rename:
+    return
+  listed = _history.listed(place.file_system, place.directory)
+  if listed == {r.step for r in records} or not (listed or records):
+    return
+  try:
+    _history.store(place.file_system, place.directory, records)
+  except OSError as e:
+    logging.warning('History not written: %s', e)  # the next save does it
 
 
 def set_aside(
@@ -81,21 +131,18 @@ def set_aside(
   Nothing of them is deleted: what can be saved of them is the user's to judge.
   """
   place.claim.check()
-  names = _history.committed_names(place.file_system, place.directory)
-  for step in damaged:
-    if step in names and place.file_system.atomic_rename:
-      _set_aside(place, fs.join(place.directory, names[step]))
-  _history.store(place.file_system, place.directory, kept)
+  file_system = place.file_system
+  names = _history.committed_names(file_system, place.directory)
+  paths = [
+    fs.join(place.directory, names[step]) for step in damaged if step in names
+  ]
+  for path in paths:
+    _sweep.set_aside(file_system, path, now_s=place.clock.now_s())
+  _history.store(file_system, place.directory, kept)
+  if not file_system.atomic_rename:
+    for path in paths:
+      file_system.remove(fs.join(path, _layout.MANIFEST))
   return _history.encode(kept)
-
-
-def _set_aside(place: _jobs.Place, path: str) -> None:
-  step = _layout.parse_step(fs.base_name(path))
-  assert step is not None
-  name = _layout.damaged_name(step, now_s=place.clock.now_s())
-  target = fs.join(place.directory, name)
-  place.file_system.rename(path, target)
-  logging.warning('%s is damaged; it was set aside as %s.', path, target)
 
 
 def _claim(place: _jobs.Place) -> None:
@@ -116,15 +163,19 @@ def delete(
   doomed: Collection[int],
   kept: Sequence[_history.Record],
 ) -> bytes:
-  """Deletes steps, the newest first, and writes down those that are kept."""
+  """Writes down the steps that are kept and deletes the others.
+
+  The newest first, so that a crash leaves no gap. What is listed has MANIFEST
+  (`_history.without_manifest`): so the list is first.
+  """
   place.claim.check()
   names = _history.committed_names(place.file_system, place.directory)
+  _history.store(place.file_system, place.directory, kept)
   hidden = _sweep.hide(
     place.file_system,
     place.directory,
     [names[step] for step in sorted(doomed, reverse=True) if step in names],
     clock=place.clock,
   )
-  _history.store(place.file_system, place.directory, kept)
   _sweep.remove(place.file_system, hidden)
   return _history.encode(kept)

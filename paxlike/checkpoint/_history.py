@@ -143,27 +143,40 @@ def load(
   return records
 
 
+def listed(file_system: fs.FileSystem, directory: str) -> set[int] | None:
+  """The steps that the file lists; None where it is lost or damaged.
+
+  Raises:
+    StorageError: The store gives no answer, so nobody knows.
+  """
+  path = fs.join(directory, _layout.HISTORY)
+  try:
+    return {r.step for r in decode(file_system.read_bytes(path), path=path)}
+  except errors.StorageError:
+    raise
+  except (errors.CheckpointDamagedError, OSError):
+    return None
+
+
 def without_manifest(
   file_system: fs.FileSystem, directory: str, names: Mapping[int, str]
 ) -> list[str]:
   """Directories of steps that were committed last and have lost MANIFEST.
 
-  Where directories are renamed, MANIFEST is in one before it has its name and
-  as long as it has: without it, somebody has damaged the step. Elsewhere the
-  step may be on its way in or out, so none is given.
+  A step is listed once MANIFEST is in it and as long as it has: whoever takes
+  one away takes it off the list first (`_directory.delete`, `_publishing`), or
+  moves its directory in one. Without it, somebody has damaged the step.
 
   Args:
     file_system: Where to read.
     directory: The directory of all steps.
-    names: What `committed_names` gave.
+    names: What `committed_names` gave; none of them, to find all such steps.
 
   Returns:
-    Paths of those newer than every whole step, the newest first.
+    Paths of those newer than all of these steps, the newest first.
   """
-  if not file_system.atomic_rename:
-    return []
   newest = max(names, default=-1)
-  steps = {r.step for r in _read(file_system, directory, False)}
+  steps = listed(file_system, directory) or set()
   steps = {step for step in steps if step > newest}
   if not steps:
     return []
@@ -171,29 +184,48 @@ def without_manifest(
     (_layout.parse_step(name), fs.join(directory, name))
     for name in file_system.list_dir(directory)
   ]
-  return [
-    path
+  lost = [
+    (step, path)
     for step, path in sorted(f for f in found if f[0] in steps)[::-1]
     if file_system.is_dir(path)
     and not file_system.exists(fs.join(path, _layout.MANIFEST))
     and file_system.is_dir(path)  # else it was swept meanwhile
   ]
+  if lost and not file_system.atomic_rename:
+    # One that is being swept is off the list by now.
+    steps = listed(file_system, directory) or set()
+  return [path for step, path in lost if step in steps]
 
 
 def check_newest(
-  file_system: fs.FileSystem, directory: str, names: Mapping[int, str]
+  file_system: fs.FileSystem,
+  directory: str,
+  names: Mapping[int, str],
+  *,
+  fallback: bool,
 ) -> None:
   """Refuses to pass over a newer step only because its MANIFEST is gone.
+
+  Args:
+    file_system: Where to read.
+    directory: The directory of all steps.
+    names: What `committed_names` gave.
+    fallback: Whether to say so and let it pass.
 
   Raises:
     CheckpointDamagedError: There is one.
   """
   for path in without_manifest(file_system, directory, names):
-    raise errors.CheckpointDamagedError(
+    what = (
       f'{fs.join(path, _layout.MANIFEST)} is missing, though the step was '
-      'committed: it is damaged. Bring the file back, or go on from an older '
-      'step with --set checkpoint_p.fallback=true.'
+      'committed: it is damaged.'
     )
+    if not fallback:
+      raise errors.CheckpointDamagedError(
+        f'{what} Bring the file back, or go on from an older step with --set '
+        'checkpoint_p.fallback=true.'
+      )
+    logging.warning('%s Falling back to the step before.', what)
 
 
 def _read(

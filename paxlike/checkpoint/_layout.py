@@ -5,6 +5,7 @@
     checkpoints/tmp_<seconds>.checkpoint_00000300/  one being written
     checkpoints/todelete_<seconds>.checkpoint_...   one being deleted
     checkpoints/damaged_<seconds>.checkpoint_...    one that was passed over
+    checkpoints/checkpoint_.../damaged_<seconds>.MANIFEST  that, without rename
     checkpoints/follower_<name>                     what a follower waits for
     checkpoints/writer_<machine>_<process>          who writes there
 
@@ -21,12 +22,17 @@ PIN = 'PINNED'
 LEASE_PREFIX = 'lease_'
 FOLLOWER_PREFIX = 'follower_'
 WRITER_PREFIX = 'writer_'
+_DAMAGED_PREFIX = 'damaged_'
 _STEP = re.compile(r'checkpoint_([0-9]+)', re.ASCII)
 _TEMPORARY = re.compile(r'tmp_[0-9]+\.checkpoint_([0-9]+)', re.ASCII)
 _DELETING = re.compile(
   r'todelete_[0-9]+(?:\.[0-9]+)?\.checkpoint_([0-9]+)', re.ASCII
 )
 _ITEM = re.compile(r'[A-Za-z][A-Za-z0-9_.\-]{0,99}', re.ASCII)
+_STATE_FILE = re.compile(
+  r'(?:p[0-9]{5,}|state)(-[0-9a-f]{8})(?:\.[0-9]{4,})?\.(?:data|index|msgpack)',
+  re.ASCII,
+)
 _PROCESS_FILE = re.compile(r'p[0-9]{5,}.*\.(data|index|msgpack)', re.ASCII)
 
 
@@ -45,9 +51,19 @@ def deleting_name(name: str, *, now_s: float, count: int) -> str:
   return f'todelete_{int(now_s)}.{count}.{name}'
 
 
-def damaged_name(step: int, *, now_s: float) -> str:
-  """What a damaged step is called once it is passed over; left alone then."""
-  return f'damaged_{int(now_s)}.{step_name(step)}'
+def damaged_name(name: str, *, now_s: float) -> str:
+  """What a damaged step is called once it is passed over; left alone then.
+
+  Args:
+    name: Of its directory; where there is no rename, MANIFEST.
+    now_s: The time.
+  """
+  return f'{_DAMAGED_PREFIX}{int(now_s)}.{name}'
+
+
+def is_damaged_manifest(name: str) -> bool:
+  """Whether it marks the directory it is in as one with a damaged step."""
+  return name.startswith(_DAMAGED_PREFIX) and name.endswith(f'.{MANIFEST}')
 
 
 def parse_step(name: str) -> int | None:
@@ -69,6 +85,17 @@ def is_deleting(name: str) -> bool:
 def is_mark(name: str) -> bool:
   """Whether a file of a step tells of the step and is no part of its state."""
   return name in (MANIFEST, PIN) or name.startswith(LEASE_PREFIX)
+
+
+def attempt_tag(attempt: bytes) -> str:
+  """What the names of files written in place have of their attempt's id."""
+  return f'-{attempt.hex()[:8]}'
+
+
+def tag_of_state_file(name: str) -> str:
+  """The tag in the name of a file that holds state; '' if there is none."""
+  match = _STATE_FILE.fullmatch(name)
+  return match.group(1) if match else ''
 
 
 def index_name(process: int, *, tag: str = '') -> str:

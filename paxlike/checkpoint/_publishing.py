@@ -70,6 +70,8 @@ class Publication:
     if not self._job.overwrite:
       return
     try:
+      if _sweep.hides_damage(self._fs, self._attempt.directory):
+        return
       self._drop_replaced_in(self._attempt.directory)
     except OSError as e:
       # The new version is there; the manifest does not name the old files.
@@ -115,6 +117,10 @@ class Publication:
       # The pin is on the step, whatever version of it is there.
       self._fs.write_new(fs.join(self._attempt.directory, _layout.PIN), b'')
       self._fs.sync_dir(self._attempt.directory)
+    if not self._fs.exists(fs.join(final, _layout.MANIFEST)):
+      # It had one when it got its name: somebody has damaged it.
+      _sweep.set_aside(self._fs, final, now_s=self._place.clock.now_s())
+      return
     if self._fs.exchange(self._attempt.directory, final):
       old = self._attempt.directory
       name = _layout.step_name(self._job.step)
@@ -164,6 +170,9 @@ class Publication:
     except OSError as e:
       # The next start rebuilds the file.
       logging.warning('Step %d: history not written: %s', job.step, e)
+      if not self._fs.atomic_rename:
+        # What is listed must stay there, else it would be taken for damaged.
+        kept, surplus = records, []
     return kept, surplus
 
   def hide(self, surplus: Sequence[str]) -> list[str]:
@@ -197,8 +206,10 @@ def _apply_policy(
   surplus = {}
   for step in decision.surplus:
     path = fs.join(place.directory, names[step])
-    if step not in (spare, *held) and not _sweep.is_held(
-      place.file_system, path, now_s=now_s
+    if (
+      step not in (spare, *held)
+      and not _sweep.is_held(place.file_system, path, now_s=now_s)
+      and not _sweep.hides_damage(place.file_system, path)
     ):
       surplus[step] = names[step]
   marked = {record.step: record for record in decision.kept}

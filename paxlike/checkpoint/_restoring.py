@@ -169,8 +169,10 @@ class Restoring:
         # (disks_test.py::test_a_reader_beside_a_sweep_never_fails...)
         continue
       candidates = [s for s in names if s not in self.damaged]
-      if step is None and not self._place.config.fallback:
-        _history.check_newest(self._fs, directory, names)
+      if step is None:
+        _history.check_newest(
+          self._fs, directory, names, fallback=self._place.config.fallback
+        )
       if step is not None and step not in names:
         raise errors.CheckpointNotFoundError(
           self._nothing(f'no step {step}', list(names))

@@ -144,24 +144,107 @@ def remove(file_system: fs.FileSystem, paths: Collection[str]) -> None:
       logging.warning('%s could not be removed, left for later: %s', path, e)
 
 
-def litter(
-  file_system: fs.FileSystem, directory: str
-) -> tuple[list[str], list[str]]:
-  """What an earlier run left: (steps half written, steps half deleted)."""
-  temporary, deleting = [], []
+def set_aside(file_system: fs.FileSystem, path: str, *, now_s: float) -> None:
+  """Keeps a damaged step for the user to judge, out of the way of its number.
+
+  Where there is no rename its files stay where they are, beside those of the
+  step if it is saved again, and a copy of MANIFEST marks them; the caller takes
+  the step off the history and then MANIFEST away.
+  """
+  if file_system.atomic_rename:
+    step = _layout.parse_step(fs.base_name(path))
+    assert step is not None
+    directory, name = fs.parent_dir(path), _layout.step_name(step)
+  else:
+    directory, name = path, _layout.MANIFEST
+  target = fs.join(directory, _layout.damaged_name(name, now_s=now_s))
+  while file_system.exists(target):
+    now_s += 1.0
+    target = fs.join(directory, _layout.damaged_name(name, now_s=now_s))
+  if file_system.atomic_rename:
+    file_system.rename(path, target)
+  else:
+    file_system.write_new(target, _manifest_or_nothing(file_system, path))
+  logging.warning('%s is damaged; it was set aside as %s.', path, target)
+
+
+def _manifest_or_nothing(file_system: fs.FileSystem, path: str) -> bytes:
+  try:
+    return file_system.read_bytes(fs.join(path, _layout.MANIFEST))
+  except (FileNotFoundError, IsADirectoryError):
+    return b''
+
+
+def hides_damage(file_system: fs.FileSystem, path: str) -> bool:
+  """Whether files of a step that was set aside are among those of this one."""
+  if file_system.atomic_rename:
+    return False
+  try:
+    names = file_system.list_dir(path)
+  except FileNotFoundError:  # it was removed meanwhile
+    return False
+  return any(_layout.is_damaged_manifest(name) for name in names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Litter:
+  """What an earlier run left, as paths.
+
+  Attributes:
+    unfinished: Steps half written.
+    deleting: Steps half deleted.
+    damaged: Steps without MANIFEST that are, or may be, committed ones; none
+      where there is a rename: they have their names and are in nobody's way.
+  """
+
+  unfinished: tuple[str, ...]
+  deleting: tuple[str, ...]
+  damaged: tuple[str, ...]
+
+
+def litter(file_system: fs.FileSystem, directory: str) -> Litter:
+  """Finds what an earlier run left; what was set aside is left alone."""
   try:
     names = file_system.list_dir(directory)
   except FileNotFoundError:  # an object store, where nothing was written yet
     names = []
-  for name in names:
+  unfinished = [n for n in names if _layout.is_temporary(n)]
+  deleting = [n for n in names if _layout.is_deleting(n)]
+  damaged: list[str] = []
+  if not file_system.atomic_rename:
+    new, damaged = _without_manifest(file_system, directory, names)
+    unfinished += new
+  return Litter(
+    *(
+      tuple(fs.join(directory, name) for name in found)
+      for found in (unfinished, deleting, damaged)
+    )
+  )
+
+
+def _without_manifest(
+  file_system: fs.FileSystem, directory: str, names: Collection[str]
+) -> tuple[list[str], list[str]]:
+  """Of steps written in place, those that never ended and those damaged."""
+  steps = [name for name in names if _layout.parse_step(name) is not None]
+  bare = [
+    name
+    for name in steps
+    if not file_system.exists(fs.join(directory, name, _layout.MANIFEST))
+  ]
+  if not bare:
+    return [], []
+  # Read after the names: a step that goes is taken off the list first.
+  listed = _history.listed(file_system, directory)
+  if (
+    listed is None and len(bare) == len(steps) and _layout.HISTORY not in names
+  ):
+    listed = set()  # a run that has not saved anything yet
+  unfinished, damaged = [], []
+  for name in bare:
     path = fs.join(directory, name)
-    if _layout.is_temporary(name):
-      temporary.append(path)
-    elif _layout.is_deleting(name):
-      deleting.append(path)
-    elif _layout.parse_step(name) is not None and not (
-      file_system.atomic_rename
-      or file_system.exists(fs.join(path, _layout.MANIFEST))
-    ):
-      temporary.append(path)
-  return temporary, deleting
+    if file_system.is_dir(path) and not hides_damage(file_system, path):
+      # Without a history nobody can tell; so it is kept.
+      is_new = listed is not None and _layout.parse_step(name) not in listed
+      (unfinished if is_new else damaged).append(name)
+  return unfinished, damaged

@@ -116,6 +116,15 @@ def test_killed_while_deleting_or_repairing_no_half_step_shows(
   assert len(found['steps']) >= 2
 
 
+@pytest.mark.parametrize('action', ['forget', 'rm', 'rm_newest'])
+def test_without_rename_what_is_killed_while_deleting_is_no_damage(
+  fuzz: _Fuzz, action
+):
+  found = fuzz(action, in_place=True)
+  assert found['killed'] >= 6
+  assert len(found['steps']) >= 2
+
+
 @pytest.mark.parametrize('kind', states.KINDS)
 @pytest.mark.parametrize('action', ['pin', 'unpin'])
 def test_killed_while_pinning_the_steps_stay_whole(fuzz: _Fuzz, action, kind):

@@ -19,7 +19,7 @@ from typing import Any
 from absl import logging
 
 from paxlike import checkpoint
-from paxlike.checkpoint import tools
+from paxlike.checkpoint import _manifest, tools
 from paxlike.core import fs
 from tests.checkpoint import states
 from tests.fakes import faulty_fs
@@ -29,6 +29,7 @@ _MAX_CALLS = 500
 _LITTER = ('tmp_', 'todelete_', 'writer_', '.')
 # What a step holds: its own number, or this where it was overwritten.
 _OTHER = 77
+_STATE_FILES = ('.data', '.index', '.msgpack')
 _Action = Callable[[pathlib.Path, fs.FileSystem, dict[str, Any]], None]
 
 
@@ -207,6 +208,8 @@ def _check(
     assert not [d for d in damage if not d.file.endswith('checkpoints.pb')]
   with _manager(directory, disk, how) as manager:
     assert tuple(manager.steps()) == steps
+    if how['in_place'] and steps:
+      _check_no_other_attempt(directory / f'checkpoint_{steps[-1]:08d}')
     _save(manager, 9)
   with _manager(directory, disk, how) as manager:
     found = manager.restore()
@@ -216,6 +219,15 @@ def _check(
   if not how['in_place']:
     assert tools.verify(directory).damage == ()
   return steps
+
+
+def _check_no_other_attempt(step: pathlib.Path) -> None:
+  """In the newest step nothing is left of an attempt that was killed."""
+  attempt = _manifest.parse((step / 'MANIFEST').read_bytes(), path='').attempt
+  states_of = [p for p in step.rglob('*') if p.suffix in _STATE_FILES]
+  others = [p.name for p in states_of if attempt.hex()[:8] not in p.name]
+  assert states_of
+  assert not others, others
 
 
 def _check_converted(directory: pathlib.Path) -> None:

@@ -40,15 +40,15 @@ def remove(
   # The newest first, as when a run is taken back: a crash between two leaves
   # a history without gaps.
   order = sorted(chosen, reverse=True)
+  # Off the list first: what is listed is there, or else damaged.
+  kept = [record for record in records if record.step not in chosen]
+  _history.store(place.file_system, place.directory, kept)
   hidden = _sweep.hide(
     place.file_system,
     place.directory,
     [chosen[step] for step in order],
     clock=clock,
   )
-  left = _history.committed_names(place.file_system, place.directory)
-  kept = [record for record in records if record.step in left]
-  _history.store(place.file_system, place.directory, kept)
   for each in hidden:
     place.file_system.remove_tree(each)
   return sorted(chosen)

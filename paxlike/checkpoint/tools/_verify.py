@@ -16,6 +16,7 @@ from paxlike.checkpoint import (
   _layout,
   _state,
   _stores,
+  _sweep,
 )
 from paxlike.checkpoint._stores import plans, requests, sharded_reader
 from paxlike.checkpoint.tools import _places, _reading
@@ -116,6 +117,7 @@ def _look(place: _places.Place) -> tuple[list[str], list[str], list[Damage]]:
   """Paths of steps to check, names of incomplete ones, and the history's."""
   file_system = place.file_system
   paths, incomplete, damage = [], [], []
+  lost = _history.without_manifest(file_system, place.directory, {})
   for name in file_system.list_dir(place.directory):
     if place.only not in ('', name):
       continue
@@ -126,11 +128,11 @@ def _look(place: _places.Place) -> tuple[list[str], list[str], list[Damage]]:
       continue
     elif file_system.exists(fs.join(path, _layout.MANIFEST)):
       paths.append(path)
-    elif file_system.atomic_rename:
-      # A step gets its name only with its manifest in it.
+    elif file_system.atomic_rename or path in lost:
+      # A step gets its name, or is listed, only with its manifest in it.
       manifest = fs.join(path, _layout.MANIFEST)
       damage.append(Damage(manifest, reason='it is missing'))
-    else:
+    elif not _sweep.hides_damage(file_system, path):
       incomplete.append(name)
   if not place.only:
     damage.extend(_check_history(place, paths))
@@ -157,7 +159,7 @@ def _check_history(place: _places.Place, paths: list[str]) -> Iterator[Damage]:
     yield _damage_of(path, e)
     return
   gone = sorted({r.step for r in records} - on_disk)
-  # The trainer removes a step first and writes the history next.
+  # An older one may have been taken away by hand.
   if gone and max(gone) > max(on_disk, default=-1):
     yield Damage(path, reason=f'it lists steps {gone}, which are not on disk')
 

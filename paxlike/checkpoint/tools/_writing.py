@@ -101,9 +101,9 @@ def _check(file_system: fs.FileSystem, directory: str, step: int) -> None:
       'another number with --step.'
     )
   # Saving removes what earlier saves left, and one of these may be alive.
-  temporary, _ = _sweep.litter(file_system, directory)
-  if temporary:
+  unfinished = _sweep.litter(file_system, directory).unfinished
+  if unfinished:
     raise errors.UsageError(
       f'{directory} is being written by a run, or was left by one that '
-      f'crashed: {fs.base_name(temporary[0])}. Choose another directory.'
+      f'crashed: {fs.base_name(unfinished[0])}. Choose another directory.'
     )
