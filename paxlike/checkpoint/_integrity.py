@@ -62,6 +62,80 @@ def pack(payload: bytes, *, kind: Kind, step: int, attempt: bytes) -> bytes:
   return b''.join((head, _CRC.pack(crc), payload))
 
 
+class Frame:
+  """A framed file that is seen part after part and judged at its end.
+
+  Args:
+    head: Its first bytes; more of them are not looked at.
+    path: The file's name, for the messages.
+    size_bytes: Of the whole file.
+
+  Raises:
+    CheckpointDamagedError: It does not begin as a frame.
+  """
+
+  def __init__(self, head: bytes, *, path: str, size_bytes: int):
+    self._path = path
+    self._size_bytes = size_bytes
+    if len(head) < HEADER_BYTES:
+      raise self._damaged(
+        f'it has {len(head)} bytes, fewer than the {HEADER_BYTES} of a header'
+      )
+    self._fields = _HEAD.unpack_from(head)
+    if self._fields[0] != MAGIC:
+      raise self._damaged(f'it begins with {self._fields[0]!r}, not {MAGIC!r}')
+    (self._wanted_crc,) = _CRC.unpack_from(head, _HEAD.size)
+    self._crc = crc32c(head[: _HEAD.size])
+
+  def _damaged(self, what: str) -> errors.CheckpointDamagedError:
+    return errors.CheckpointDamagedError(f'{self._path} is damaged: {what}.')
+
+  def add(self, payload: Any) -> None:
+    """Sums up the next part of the payload."""
+    self._crc = crc32c(payload, self._crc)
+
+  def check(
+    self,
+    *,
+    kind: Kind,
+    step: int | None = None,
+    attempt: bytes | None = None,
+    verify: bool = True,
+  ) -> None:
+    """Says what is wrong with the file; arguments as those of `unpack`.
+
+    Raises:
+      CheckpointDamagedError: The file is not what was written.
+    """
+    _, version, found_kind, found_step, found_attempt, length = self._fields
+    # The sum is looked at before the fields: a flipped bit in a field must read
+    # as damage, not as another version or another step.
+    if verify and self._crc != self._wanted_crc:
+      payload_bytes = self._size_bytes - HEADER_BYTES
+      if length != payload_bytes:
+        raise self._damaged(
+          f'its payload has {payload_bytes} bytes where its header says '
+          f'{length}'
+        )
+      raise self._damaged(
+        f'bytes 0 to {self._size_bytes} do not match their checksum'
+      )
+    if version != FORMAT:
+      raise errors.CheckpointDamagedError(
+        f'{self._path} has format {version}; this version of paxlike reads '
+        f'{FORMAT}.'
+      )
+    if found_kind != kind:
+      raise self._damaged(f'it holds kind {found_kind}, not {kind.name}')
+    if step is not None and found_step != step:
+      raise self._damaged(f'it belongs to step {found_step}, not {step}')
+    if attempt is not None and found_attempt != attempt:
+      raise self._damaged(
+        'it belongs to another attempt to save this step than the MANIFEST '
+        'beside it'
+      )
+
+
 def unpack(
   data: bytes,
   *,
@@ -87,42 +161,11 @@ def unpack(
   Raises:
     CheckpointDamagedError: The file is not what was written.
   """
-
-  def damaged(what: str) -> errors.CheckpointDamagedError:
-    return errors.CheckpointDamagedError(f'{path} is damaged: {what}.')
-
-  if len(data) < HEADER_BYTES:
-    raise damaged(
-      f'it has {len(data)} bytes, fewer than the {HEADER_BYTES} of a header'
-    )
-  magic, version, found_kind, found_step, found_attempt, length = (
-    _HEAD.unpack_from(data)
-  )
-  if magic != MAGIC:
-    raise damaged(f'it begins with {magic!r}, not {MAGIC!r}')
-  (crc,) = _CRC.unpack_from(data, _HEAD.size)
+  frame = Frame(data[:HEADER_BYTES], path=path, size_bytes=len(data))
   payload = memoryview(data)[HEADER_BYTES:].tobytes()
-  # The sum is looked at before the fields: a flipped bit in a field must read
-  # as damage, not as another version or another step.
-  if verify and crc32c(payload, crc32c(data[: _HEAD.size])) != crc:
-    if length != len(payload):
-      raise damaged(
-        f'its payload has {len(payload)} bytes where its header says {length}'
-      )
-    raise damaged(f'bytes 0 to {len(data)} do not match their checksum')
-  if version != FORMAT:
-    raise errors.CheckpointDamagedError(
-      f'{path} has format {version}; this version of paxlike reads {FORMAT}.'
-    )
-  if found_kind != kind:
-    raise damaged(f'it holds kind {found_kind}, not {kind.name}')
-  if step is not None and found_step != step:
-    raise damaged(f'it belongs to step {found_step}, not {step}')
-  if attempt is not None and found_attempt != attempt:
-    raise damaged(
-      'it belongs to another attempt to save this step than the MANIFEST beside '
-      'it'
-    )
+  if verify:
+    frame.add(payload)
+  frame.check(kind=kind, step=step, attempt=attempt, verify=verify)
   return payload
 
 

@@ -5,19 +5,20 @@ The file holds {'structure': text, 'leaves': {name: array}} in a frame, so that
 bytes. For states that fit in one host's memory.
 """
 
+import contextlib
+import threading
 from typing import Any
 
 import numpy as np
 
 from paxlike.checkpoint import (
-  _boxes,
   _integrity,
   _layout,
   _memory,
   _staging,
   _state,
 )
-from paxlike.checkpoint._stores import requests
+from paxlike.checkpoint._stores import msgpack_stream, requests
 from paxlike.core import errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
 
@@ -171,6 +172,11 @@ def _whole_value(info: _state.ArrayInfo, value: Any) -> Any:
 class FlaxReader:
   """Reads boxes out of the flax file that is this process's.
 
+  The first call goes through the file once, from start to end, and fills what
+  it is asked for on the way: nothing but one buffer is held beside that. Later
+  calls read the arrays that they want, and each proves itself by a sum that the
+  first one took.
+
   Attributes:
     bytes_read: Bytes read so far.
   """
@@ -189,12 +195,17 @@ class FlaxReader:
     self._manifest = manifest
     self._process = process
     self._verify = verify
-    self._leaves: dict[str, np.ndarray] | None = None
+    self._open = contextlib.ExitStack()
+    self._stream: msgpack_stream.Stream | None = None
+    self._leaves: dict[str, msgpack_stream.Leaf] = {}
+    self._lock = threading.Lock()
     self.bytes_read = 0
 
   def close(self) -> None:
-    """Drops what was read."""
-    self._leaves = None
+    """Closes the file."""
+    with self._lock:
+      self._stream = None
+      self._open.close()
 
   def _files(self) -> pb.ProcessFiles:
     by_process = {f.process: f for f in self._manifest.files}
@@ -207,51 +218,163 @@ class FlaxReader:
       )
     return by_process[self._process]
 
-  def leaves(self) -> dict[str, np.ndarray]:
-    """All arrays of the file by name."""
-    if self._leaves is None:
-      from flax import serialization
-
-      files = self._files()
-      path = fs.join(self._directory, files.index_file)
-      payload = requests.read_framed(
-        self._fs,
-        path,
-        kind=_integrity.Kind.MSGPACK,
-        manifest=self._manifest,
-        size=files.index_size,
-        crc=files.index_crc32c,
-        verify=self._verify,
-      )
-      self.bytes_read += files.index_size
-      try:
-        content: Any = serialization.msgpack_restore(payload)
-        self._leaves = content['leaves']
-      except Exception as e:
-        # Only unchecked bytes can be no msgpack.
-        raise errors.CheckpointDamagedError(
-          f'{path} is damaged: {type(e).__name__}: {e}.'
-        ) from e
-    return self._leaves or {}
-
   def read(self, wanted: list[requests.Request]) -> None:
-    """Fills the memory of every request."""
+    """Fills the memory of every request.
+
+    Raises:
+      CheckpointDamagedError: The file is not the one that was committed. What
+        the requests' memory holds then is not to be used.
+    """
     if not wanted:
       return
-    leaves = self.leaves()
+    by_array: dict[int, list[requests.Request]] = {}
     for request in wanted:
-      info = _state.info_from_proto(self._manifest.arrays[request.array])
-      if info.name not in leaves:
-        raise errors.CheckpointDamagedError(
-          f'{self._directory} is damaged: array {info.name!r} is not in the '
-          f'file of process {self._process}.'
+      by_array.setdefault(request.array, []).append(request)
+    by_name = {
+      self._manifest.arrays[number].name: of_array
+      for number, of_array in by_array.items()
+    }
+    with self._lock:
+      if self._stream is None:
+        self._read_first(by_name)
+      else:
+        self._read_again(self._stream, by_name)
+
+  def _filler(self, wanted: list[requests.Request]) -> msgpack_stream.Filler:
+    array = self._manifest.arrays[wanted[0].array]
+    return msgpack_stream.Filler(_state.info_from_proto(array), wanted)
+
+  def _path(self) -> str:
+    return fs.join(self._directory, self._files().index_file)
+
+  def _count(self, num_bytes: int) -> None:
+    self.bytes_read += num_bytes
+
+  def _read_first(self, by_name: dict[str, list[requests.Request]]) -> None:
+    path = self._path()
+    with contextlib.ExitStack() as undo:
+      with requests.telling(path):
+        reader = self._fs.open_read(path)
+      undo.callback(reader.close)
+      requests.check_size(path, reader.size, self._files().index_size)
+      stream = msgpack_stream.Stream(
+        reader,
+        path,
+        chunk_bytes=self._fs.chunk_bytes,
+        on_read=self._count,
+      )
+      self._leaves = self._go_through(stream, path, by_name)
+      for wanted in by_name.values():
+        self._check(self._manifest.arrays[wanted[0].array])
+      self._open = undo.pop_all()
+      self._stream = stream
+
+  def _go_through(
+    self,
+    stream: msgpack_stream.Stream,
+    path: str,
+    by_name: dict[str, list[requests.Request]],
+  ) -> dict[str, msgpack_stream.Leaf]:
+    """Where the arrays are, once all that the file must be has been checked."""
+
+    def filler_for(
+      name: str, dtype: str, shape: tuple[int, ...]
+    ) -> msgpack_stream.Filler | None:
+      wanted = by_name.get(name)
+      if wanted is None:
+        return None
+      array = self._manifest.arrays[wanted[0].array]
+      is_it = (dtype, shape) == (array.dtype, tuple(array.shape))
+      return self._filler(wanted) if is_it else None
+
+    head_bytes = min(_integrity.HEADER_BYTES, stream.left_bytes)
+    head = stream.take(head_bytes)
+    proof = _Proof(head, path=path, files=self._files())
+    stream.watch(proof.add if self._verify else None)
+    arrays = msgpack_stream.Arrays(
+      stream, sums=self._verify, filler_for=filler_for
+    )
+    leaves: dict[str, msgpack_stream.Leaf] = {}
+    wrong: msgpack_stream.MalformedError | None = None
+    try:
+      leaves = arrays.read()
+    except msgpack_stream.MalformedError as e:
+      # What the sums say comes first, and they are taken of the whole file.
+      wrong = e
+      stream.run(stream.left_bytes)
+    stream.watch(None)
+    proof.check(self._manifest, verify=self._verify)
+    if wrong is not None:
+      raise errors.CheckpointDamagedError(
+        f'{path} is damaged: {wrong}.'
+      ) from wrong
+    return leaves
+
+  def _read_again(
+    self,
+    stream: msgpack_stream.Stream,
+    by_name: dict[str, list[requests.Request]],
+  ) -> None:
+    for name, wanted in by_name.items():
+      leaf = self._check(self._manifest.arrays[wanted[0].array])
+      filler = self._filler(wanted)
+      for extent in leaf.extents:
+        stream.seek(extent.first)
+        found = msgpack_stream.read_extent(
+          stream, extent.num_bytes, filler=filler, sums=self._verify
         )
-      value = np.asarray(leaves[info.name])
-      if value.shape != info.shape or value.dtype != info.dtype:
-        raise errors.RestoreMismatchError(
-          f'Array {info.name!r} of process {self._process} in '
-          f'{self._directory} is {value.dtype}{list(value.shape)}, and '
-          f'{info} on process 0.'
-        )
-      slices = request.box.slices_in(_boxes.whole(info.shape))
-      np.copyto(request.out, value[(*slices, ...)])
+        if found != extent:
+          last = extent.first + extent.num_bytes
+          raise errors.CheckpointDamagedError(
+            f'{self._path()} is damaged: bytes {extent.first} to {last}, of '
+            f'array {name!r}, are no longer what they were.'
+          )
+
+  def _check(self, array: pb.Array) -> msgpack_stream.Leaf:
+    """What the file has of an array, if it is the manifest's."""
+    leaf = self._leaves.get(array.name)
+    if leaf is None:
+      raise errors.CheckpointDamagedError(
+        f'{self._directory} is damaged: array {array.name!r} is not in the '
+        f'file of process {self._process}.'
+      )
+    info = _state.info_from_proto(array)
+    if (leaf.dtype, leaf.shape) != (array.dtype, info.shape):
+      raise errors.RestoreMismatchError(
+        f'Array {info.name!r} of process {self._process} in '
+        f'{self._directory} is {leaf.dtype}{list(leaf.shape)}, and '
+        f'{info} on process 0.'
+      )
+    if leaf.num_bytes != info.num_bytes:
+      raise errors.CheckpointDamagedError(
+        f'{self._directory} is damaged: array {info.name!r} has '
+        f'{leaf.num_bytes} bytes in the file of process {self._process}, not '
+        f'{info.num_bytes}.'
+      )
+    return leaf
+
+
+class _Proof:
+  """Says whether a file that passes by is the one that was committed."""
+
+  def __init__(self, head: bytes, *, path: str, files: pb.ProcessFiles):
+    self._path = path
+    self._files = files
+    self._frame = _integrity.Frame(head, path=path, size_bytes=files.index_size)
+    self._crc = _integrity.crc32c(head)
+
+  def add(self, payload: Any) -> None:
+    """Sums up the next bytes after the header."""
+    self._frame.add(payload)
+    self._crc = _integrity.crc32c(payload, self._crc)
+
+  def check(self, manifest: pb.Manifest, *, verify: bool) -> None:
+    """Raises CheckpointDamagedError unless it is, all of it having passed."""
+    self._frame.check(
+      kind=_integrity.Kind.MSGPACK,
+      step=manifest.step,
+      attempt=manifest.attempt,
+      verify=verify,
+    )
+    if verify:
+      requests.check_committed(self._path, self._crc, self._files.index_crc32c)

@@ -1,6 +1,8 @@
 """What a reader is asked for, and files that prove themselves."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -85,18 +87,9 @@ def read_framed(
     CheckpointDamagedError: It is not the file that was committed.
     CheckpointAccessError: This user may not read it.
   """
-  try:
+  with telling(path):
     data = file_system.read_bytes(path)
-  except FileNotFoundError as e:
-    raise VanishedError(f'{path} is missing.') from e
-  except PermissionError as e:
-    raise disks.unreadable(path, e) from e
-  except OSError as e:
-    raise errors.CheckpointDamagedError(f'{path} cannot be read: {e}.') from e
-  if len(data) != size:
-    raise errors.CheckpointDamagedError(
-      f'{path} is damaged: it has {len(data)} bytes, not {size}.'
-    )
+  check_size(path, len(data), size)
   payload = _integrity.unpack(
     data,
     kind=kind,
@@ -105,8 +98,35 @@ def read_framed(
     attempt=manifest.attempt,
     verify=verify,
   )
-  if verify and _integrity.crc32c(data) != crc:
+  if verify:
+    check_committed(path, _integrity.crc32c(data), crc)
+  return payload
+
+
+@contextlib.contextmanager
+def telling(path: str) -> Iterator[None]:
+  """Says what it means that a file which the manifest names is not read."""
+  try:
+    yield
+  except FileNotFoundError as e:
+    raise VanishedError(f'{path} is missing.') from e
+  except PermissionError as e:
+    raise disks.unreadable(path, e) from e
+  except OSError as e:
+    raise errors.CheckpointDamagedError(f'{path} cannot be read: {e}.') from e
+
+
+def check_size(path: str, found: int, wanted: int) -> None:
+  """Raises CheckpointDamagedError unless a file is as long as it was."""
+  if found != wanted:
+    raise errors.CheckpointDamagedError(
+      f'{path} is damaged: it has {found} bytes, not {wanted}.'
+    )
+
+
+def check_committed(path: str, found_crc: int, wanted_crc: int) -> None:
+  """Raises CheckpointDamagedError unless the manifest means this file."""
+  if found_crc != wanted_crc:
     raise errors.CheckpointDamagedError(
       f'{path} is damaged: it is whole but not the file that was committed.'
     )
-  return payload
