@@ -25,6 +25,8 @@ _SMALL_BYTES = 256 << 10
 # For another mesh a box is cut between its rows, and the blocks at the cuts are
 # read twice: so into few pieces.
 _PIECE_BYTES = 16 << 20
+# The buffers of all threads together are no more of what is read.
+_BUFFER_SHARE = 1 / 16
 # More than the least processors: some wait for the disk, some sum up and copy.
 _NUM_THREADS = max(6, min(16, os.cpu_count() or 1))
 _BLOCK = _integrity.BLOCK_BYTES
@@ -207,7 +209,7 @@ class ShardedReader:
     self._lock = threading.Lock()
     self._scratch = threading.local()
     self._chunk_bytes = file_system.chunk_bytes
-    self._bounce_bytes = 0
+    self._piece_bytes = _PIECE_BYTES
     self.bytes_read = 0
 
   def close(self) -> None:
@@ -258,8 +260,7 @@ class ShardedReader:
     large: list[Callable[[], None]] = []
     small: list[tuple[_SavedBox, list[_Target]]] = []
     found = self._by_saved_box(wanted)
-    total_bytes = sum(saved.extent for saved, _ in found)
-    self._bounce_bytes = min(total_bytes, self._chunk_bytes)
+    self._size_buffers(sum(saved.extent for saved, _ in found))
     for saved, targets in found:
       if saved.num_bytes >= _SMALL_BYTES:
         large.extend(self._tasks_of_large(saved, targets))
@@ -270,6 +271,12 @@ class ShardedReader:
       num_threads=_NUM_THREADS,
       name='checkpoint-read',
     )
+
+  def _size_buffers(self, total_bytes: int) -> None:
+    fair_bytes = int(total_bytes * _BUFFER_SHARE) // _NUM_THREADS
+    blocks = max(1, fair_bytes // _BLOCK)
+    self._chunk_bytes = min(self._fs.chunk_bytes, blocks * _BLOCK)
+    self._piece_bytes = min(_PIECE_BYTES, blocks * _BLOCK)
 
   def _by_saved_box(
     self, wanted: Sequence[requests.Request]
@@ -308,7 +315,7 @@ class ShardedReader:
     itemsize = self._infos[saved.array].dtype.itemsize
     tasks = []
     for piece in _boxes.contiguous_pieces(
-      saved.box.shape, item_bytes=itemsize, limit_bytes=_PIECE_BYTES
+      saved.box.shape, item_bytes=itemsize, limit_bytes=self._piece_bytes
     ):
       box = _boxes.Box(
         tuple(a + s for a, s in zip(piece.start, saved.box.start, strict=True)),
@@ -388,7 +395,7 @@ class ShardedReader:
     """
     kept = getattr(self._scratch, 'memory', None)
     if kept is None or kept.size < size_bytes:
-      kept = _memory.page_aligned(max(size_bytes, self._bounce_bytes))
+      kept = _memory.page_aligned(max(size_bytes, self._chunk_bytes))
       _memory.fault_in(kept)
       self._scratch.memory = kept
     return kept[:size_bytes]
