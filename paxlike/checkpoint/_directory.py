@@ -77,7 +77,12 @@ def clear(place: _jobs.Place) -> _sweep.Litter:
   for path in found.damaged:
     _sweep.set_aside(place.file_system, path, now_s=place.clock.now_s())
   for path in found.unfinished:
-    logging.warning('%s was left by a save that never ended; removed.', path)
+    told = logging.warning
+    why = 'a save that never ended'
+    if not place.file_system.atomic_rename:  # where deleting takes long
+      told = logging.info
+      why += ', or by a deletion'
+    told('%s was left by %s; removed.', path, why)
   _sweep.remove(place.file_system, found.unfinished)
   return found
 

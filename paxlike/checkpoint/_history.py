@@ -18,6 +18,7 @@ from paxlike.core import errors, fs
 from paxlike.protos import checkpoint_pb2 as pb
 
 KEEP_INTERVAL = 'interval'
+KEEP_BEST = 'best'
 # The message's last field is the checksum of all before it, so that the file
 # is plain protobuf for every reader and still proves itself to this one.
 _CRC = struct.Struct('<BI')
@@ -33,7 +34,8 @@ class Record:
     timestamp_s: When it was saved, seconds since 1970 UTC, by the clock of
       process 0.
     type: 'GDA', 'FLAX' or 'MULTI_HOST_FLAX'.
-    keep_reason: 'interval' once the keep interval has preserved it, else ''.
+    keep_reason: 'interval' once the keep interval has preserved it, for good;
+      'best' while it is one of the best; else ''.
     metrics: What `save` was given, for the best.
   """
 
@@ -187,10 +189,11 @@ def without_manifest(
   lost = [
     (step, path)
     for step, path in sorted(f for f in found if f[0] in steps)[::-1]
-    if file_system.is_dir(path)
-    and not file_system.exists(fs.join(path, _layout.MANIFEST))
-    and file_system.is_dir(path)  # else it was swept meanwhile
+    if not file_system.exists(fs.join(path, _layout.MANIFEST))
   ]
+  if lost:  # and was not just swept
+    there = set(file_system.list_dir(directory))
+    lost = [(step, path) for step, path in lost if fs.base_name(path) in there]
   if lost and not file_system.atomic_rename:
     # One that is being swept is off the list by now.
     steps = listed(file_system, directory) or set()

@@ -79,8 +79,11 @@ def decide(
       is_old = False
     if is_old and record.step not in best:
       surplus.append(record.step)
-    else:
-      kept.append(record)
+      continue
+    if record.keep_reason != _history.KEEP_INTERVAL:
+      reason = _history.KEEP_BEST if record.step in best else ''
+      record = dataclasses.replace(record, keep_reason=reason)
+    kept.append(record)
   return Decision(tuple(kept), tuple(surplus))
 
 

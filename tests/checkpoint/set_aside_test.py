@@ -214,6 +214,7 @@ def test_on_a_store_without_its_history_what_may_be_damaged_is_kept(
 def test_on_a_store_what_no_history_lists_is_an_unfinished_save(
   tmp_path, steps, caplog
 ):
+  caplog.set_level('INFO')
   if steps:
     fill(tmp_path, steps)
   (tmp_path / NEWEST).mkdir()
@@ -354,3 +355,23 @@ def test_on_a_store_nothing_is_cleared_where_it_may_be_damaged(
   with manager(tmp_path):
     pass
   assert left.read_bytes() == b'of some attempt'
+
+
+@pytest.mark.parametrize('what', ['file', 'link'])
+def test_what_lies_where_a_listed_step_was_is_no_reason_to_go_back(
+  tmp_path, what
+):
+  states.save_steps(tmp_path / 'steps', steps=(1, 2))
+  step = tmp_path / 'steps' / 'checkpoint_00000002'
+  shutil.rmtree(step)
+  if what == 'file':
+    step.write_text('')
+  else:
+    step.symlink_to('/nowhere')
+  for options in ({'read_only': True}, {}):
+    with (
+      pytest.raises(errors.CheckpointDamagedError, match=f'{step}/MANIFEST'),
+      checkpoint.CheckpointManager(tmp_path / 'steps', **options) as opened,
+    ):
+      opened.restore()
+  assert os.path.lexists(step)

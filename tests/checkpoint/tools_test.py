@@ -358,3 +358,25 @@ def test_a_pinned_step_of_another_padding_survives_the_sweep(tmp_path):
     manager.save(8, states.plain(8))
     assert manager.steps() == [7, 8]
   assert (tmp_path / 'checkpoint_7').is_dir()
+
+
+def test_the_best_step_says_why_it_is_kept(tmp_path):
+  policy = checkpoint.KeepPolicy(
+    max_to_keep=1, num_best=1, best_metric='loss', best_mode='min'
+  )
+  with checkpoint.CheckpointManager(
+    tmp_path,
+    config=checkpoint.CheckpointConfig(async_save=False),
+    keep_policy=policy,
+  ) as manager:
+    for step, loss in enumerate([3.0, 1.0, 2.0, 0.5]):
+      manager.save(step, states.plain(step), metrics={'loss': loss})
+      found = {
+        s.step: s.keep
+        for s in tools.list_steps(tmp_path).steps
+        if s.state == 'complete'
+      }
+      best = {0: 0, 1: 1, 2: 1, 3: 3}[step]
+      assert sorted(found) == sorted({best, step})
+      assert 'best' in found[best]
+      assert ('best' in found[step]) == (best == step)

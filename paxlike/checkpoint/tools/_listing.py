@@ -36,7 +36,7 @@ class StepSummary:
     timestamp_s: When it was saved, in seconds since 1970 UTC; None if unknown.
     age_s: Seconds since then.
     size_bytes: Of all its files.
-    keep: Why it stays: 'newest', 'interval', 'pinned', 'leased'.
+    keep: Why it stays: 'newest', 'interval', 'best', 'pinned', 'leased'.
     metrics: Those it was saved with.
     problem: What is wrong with it, or ''.
   """
