@@ -94,12 +94,15 @@ def main(argv: Sequence[str]) -> int:
 
 def _disk_error(error: OSError) -> errors.PaxlikeError:
   """Tells of a disk in a line: nothing in the program is wrong."""
-  where = error.filename or 'A file'
-  text = f'{where}: {error.strerror}. {disks.remedy(error)}'
+  where = f' {error.filename}' if error.filename else ''
+  remedy = disks.remedy(error)
   if isinstance(error, PermissionError):
-    return errors.UsageError(f'{text}, or run as a user who may.')
+    return errors.UsageError(
+      f'Not allowed{where}: {error.strerror}. {remedy}, or run as a user who '
+      'may.'
+    )
   return errors.PaxlikeError(
-    f'{text} or set another --job_log_dir, then start the job again: it goes '
+    f'Cannot write{where}: {error.strerror}. {remedy} or set another --job_log_dir, then start the job again: it goes '
     'on from its last checkpoint.'
   )
 

@@ -3,12 +3,13 @@
 import contextlib
 import ctypes
 import errno
+import io
 import os
 import random
 import shutil
 import stat
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 from paxlike.core import _storage
 
@@ -107,6 +108,26 @@ class _LocalWriter:
       fd, self._fd = self._fd, -1
       with contextlib.suppress(OSError):
         os.close(fd)
+
+
+class _Appender(io.BufferedWriter):
+  """Adds to a file, and names it where that fails."""
+
+  def __init__(self, path: str):
+    super().__init__(io.FileIO(path, 'ab'))
+    self._path = path
+
+  def write(self, data: Any, /) -> int:
+    with _named(self._path):
+      return super().write(data)
+
+  def flush(self) -> None:
+    with _named(self._path):
+      super().flush()
+
+  def close(self) -> None:
+    with _named(self._path):
+      super().close()
 
 
 class _LocalReader:
@@ -227,7 +248,7 @@ class LocalFileSystem(_storage.FileSystem):
       pass
 
   def open_append(self, path: str) -> IO[bytes]:
-    return open(path, 'ab')
+    return _Appender(path)
 
   def size(self, path: str) -> int:
     return os.stat(path).st_size

@@ -226,7 +226,7 @@ class Taker:
       )
 
 
-def _mib(num_bytes: float) -> str:
+def _mib(num_bytes: int) -> str:
   digits = 0 if num_bytes >= 10 * 2**20 else 2
   return f'{num_bytes / 2**20:.{digits}f} MiB'
 

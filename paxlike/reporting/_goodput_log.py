@@ -52,8 +52,11 @@ class GoodputLog:
   def close(self) -> None:
     """Closes the file."""
     if self._file is not None:
-      self._file.close()
-      self._file = None
+      file, self._file = self._file, None
+      try:
+        file.close()
+      except OSError as error:  # what is left of a line that was told above
+        logging.warning('The last event was not written: %s', error)
 
 
 def read(job_log_dir: str) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ raised at the next call. Not promised: surviving a power cut, since nothing is
 synced to the disk. Steps are those of the caller.
 """
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Mapping
@@ -248,9 +249,15 @@ def _open_files(
   _metrics_log.rewind(path, purge_step=purge_step)
   # Always a new file: what a killed run left may end in half a record.
   event_path = fs.join(directory, _events.new_file_name(directory, now_s=now_s))
-  events = file_system.open_append(event_path)
-  events.write(_events.header(wall_time_s=now_s, purge_step=purge_step))
-  events.flush()
-  if one_line_a_step:
-    return events, _metrics_log.Table(path)
-  return events, file_system.open_append(path)
+  with contextlib.ExitStack() as if_it_fails:
+    events = file_system.open_append(event_path)
+    if_it_fails.enter_context(contextlib.closing(events))
+    events.write(_events.header(wall_time_s=now_s, purge_step=purge_step))
+    events.flush()
+    lines = (
+      _metrics_log.Table(path)
+      if one_line_a_step
+      else file_system.open_append(path)
+    )
+    if_it_fails.pop_all()
+  return events, lines

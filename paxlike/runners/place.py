@@ -76,7 +76,10 @@ def refuse_bare_steps(job_log_dir: str) -> None:
 def _steps_in(directory: str) -> list[int]:
   if not fs.for_path(directory).is_dir(directory):
     return []
-  with checkpoint.CheckpointManager(directory, read_only=True) as manager:
+  # Each process looks for itself, or not at all.
+  with checkpoint.CheckpointManager(
+    directory, read_only=True, world=sync.SoloWorld()
+  ) as manager:
     return manager.steps()
 
 

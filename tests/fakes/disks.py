@@ -26,4 +26,5 @@ def mounted(path: pathlib.Path, *, size: str) -> Iterator[pathlib.Path]:
   try:
     yield path
   finally:
-    subprocess.run(['umount', str(path)], check=True)
+    # At once, also from under files that a failed test has left open.
+    subprocess.run(['umount', '--lazy', str(path)], check=True)
