@@ -4,6 +4,9 @@ A mistyped directory must not come into being by being read, so this is asked
 before anything of the job is written. Which steps are in it is `_follow`'s.
 """
 
+import re
+from collections.abc import Iterator
+
 from absl import logging
 
 from paxlike import checkpoint, sync
@@ -12,6 +15,7 @@ from paxlike.core import errors, fs, suggest
 
 _CHECKPOINTS = 'checkpoints'
 _MANIFEST = 'MANIFEST'
+_STEP = re.compile(r'checkpoint_\d+', re.ASCII)
 _POLL_S = 0.5
 
 
@@ -56,12 +60,15 @@ def refuse_bare_steps(job_log_dir: str) -> None:
       `checkpoints/`.
   """
   files = fs.for_path(job_log_dir)
-  if files.exists(fs.join(job_log_dir, _MANIFEST)):
-    raise errors.UsageError(
-      f'{job_log_dir} is one step of a training. Give the directory of a job, '
-      'such as a new one; to begin with this step: '
-      f'--restore_checkpoint_dir={fs.parent_dir(job_log_dir)}'
-    )
+  for directory in _and_parents(job_log_dir):
+    if files.exists(fs.join(directory, _MANIFEST)):
+      step = int(fs.base_name(directory).rpartition('_')[2])
+      raise errors.UsageError(
+        f'{directory} is one step of a training, and goes when that is swept. '
+        'Give another --job_log_dir; to begin with this step: '
+        f'--restore_checkpoint_dir={fs.parent_dir(directory)} '
+        f'--restore_checkpoint_step={step}'
+      )
   own = fs.join(job_log_dir, _CHECKPOINTS)
   steps = _steps_in(job_log_dir)
   if steps and not _steps_in(own):
@@ -71,6 +78,14 @@ def refuse_bare_steps(job_log_dir: str) -> None:
       f'with them: --restore_checkpoint_dir={job_log_dir} and another '
       f'--job_log_dir. To go on with them, move them to {own}.'
     )
+
+
+def _and_parents(directory: str) -> Iterator[str]:
+  """A directory, what it is in, and so on, as far as names of steps go."""
+  while fs.parent_dir(directory) != directory and directory != '.':
+    if _STEP.fullmatch(fs.base_name(directory)):
+      yield directory
+    directory = fs.parent_dir(directory)
 
 
 def _steps_in(directory: str) -> list[int]:

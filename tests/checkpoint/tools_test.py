@@ -1,6 +1,9 @@
+import itertools
 import os
 import pathlib
 import shutil
+import threading
+import time
 
 import jax
 import numpy as np
@@ -380,3 +383,27 @@ def test_the_best_step_says_why_it_is_kept(tmp_path):
       assert sorted(found) == sorted({best, step})
       assert 'best' in found[best]
       assert ('best' in found[step]) == (best == step)
+
+
+def test_what_is_swept_while_it_is_verified_is_no_damage(tmp_path):
+  stop = threading.Event()
+
+  def train():
+    with checkpoint.CheckpointManager(
+      tmp_path, keep_policy=checkpoint.KeepPolicy(max_to_keep=2)
+    ) as manager:
+      for step in itertools.count():
+        if stop.is_set():
+          break
+        manager.save(step, states.plain(step))
+
+  trainer = threading.Thread(target=train)
+  trainer.start()
+  try:
+    while not (tmp_path / 'checkpoints.pb').exists():
+      time.sleep(0.01)
+    for _ in range(60):
+      assert tools.verify(tmp_path).damage == ()
+  finally:
+    stop.set()
+    trainer.join()

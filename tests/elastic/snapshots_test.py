@@ -180,7 +180,7 @@ def test_where_memory_suffices_the_disk_is_left_alone(tmp_path):
 def test_a_disk_without_room_is_told_as_well(tmp_path, monkeypatch):
   memory = _spilling(tmp_path)
   _room(monkeypatch, {'host': 4096, 'disk': 4096})
-  with pytest.raises(errors.ConfigError, match=r'and .*disk 0 MiB'):
+  with pytest.raises(errors.ConfigError, match=r'and .*disk 0\.00 MiB'):
     states.taker(memory).prepare(states.state(states.mesh(1)))
 
 

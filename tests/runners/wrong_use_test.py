@@ -38,8 +38,10 @@ def test_a_step_is_no_directory_to_train_in(tmp_path):
   run(tmp_path)
   step = tmp_path / 'checkpoints/checkpoint_00000004'
   before = sorted(os.listdir(step))
-  with pytest.raises(errors.UsageError, match='is one step of'):
-    run(step)
+  for directory in (step, step / 'new' / 'job'):
+    with pytest.raises(errors.UsageError, match='is one step of') as caught:
+      run(directory)
+    assert '--restore_checkpoint_step=4' in str(caught.value)
   assert sorted(os.listdir(step)) == before
 
 

@@ -97,11 +97,15 @@ def verify(
     paths, incomplete, damage = _look(place)
   steps, bytes_checked = [], 0
   for step_path in paths:
-    number = _layout.parse_step(fs.base_name(step_path))
-    assert number is not None
-    steps.append(number)
     checker = _Checker(file_system, step_path)
-    checker.run()
+    try:
+      checker.run()
+    except FileNotFoundError:
+      if _is_there(place, step_path):
+        raise
+    if step is None and not _is_there(place, step_path):
+      continue  # a trainer has swept it meanwhile
+    steps.append(_step_of(step_path))
     damage.extend(checker.damage)
     bytes_checked += checker.bytes_checked
   return Verified(
@@ -111,6 +115,17 @@ def verify(
     damage=tuple(sorted(damage)),
     incomplete=tuple(incomplete),
   )
+
+
+def _is_there(place: _places.Place, path: str) -> bool:
+  """Whether a step is still to be there, whole or not."""
+  file_system = place.file_system
+  if file_system.atomic_rename:
+    return file_system.is_dir(path)
+  if file_system.exists(fs.join(path, _layout.MANIFEST)):
+    return True
+  listed = _history.listed(file_system, place.directory)
+  return listed is not None and _step_of(path) in listed
 
 
 def _look(place: _places.Place) -> tuple[list[str], list[str], list[Damage]]:
